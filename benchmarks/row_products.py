@@ -22,15 +22,15 @@ from benchmarks import records
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array
-from bpd_jax.cpu.device import on_cpu
 from bpd_jax.cpu.integer_kernel import lanes
-from bpd_jax.cpu.layout import SOFTMAX
-from bpd_jax.cpu.products import times_packed, times_rows
+from bpd_jax.cpu.products import times_packed
 from bpd_jax.cpu.tile import tile_of_processor
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.cache import KVCache
+from bpd_jax.models.device_ops import on_cpu
 from bpd_jax.models.model import Model
-from bpd_jax.models.quantized import Packed, QuantizedMatrix
+from bpd_jax.models.products import SOFTMAX, Packed, times_rows
+from bpd_jax.models.quantized import QuantizedMatrix
 from bpd_jax.models.transformer_config import INT8
 
 MODEL = cli.DEFINE_path("model", "smollm2", "model whose matrices are used.")

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from bpd_jax import cpu
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
-from bpd_jax.cpu.device import on_cpu
-from bpd_jax.cpu.host import return_freed_memory
+from bpd_jax.base.host_memory import return_freed_memory
 from bpd_jax.data.text_readers import check_texts
 from bpd_jax.decoding.asset_files import ASSET_FOLDERS, find_tuning, with_assets
 from bpd_jax.decoding.decode_state import cut_at_stop
@@ -24,6 +22,8 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import AUTO, Method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
+from bpd_jax.models import device_ops
+from bpd_jax.models.device_ops import on_cpu
 from bpd_jax.models.partitioning import MeshConfig, decoding_mesh
 from bpd_jax.models.transformer_config import INT8, PRECISIONS
 from bpd_jax.training import hosts
@@ -103,7 +103,7 @@ def load(
         raise UserError("precision=int8 is for one device: leave out the mesh.")
     if weights_dtype == INT8 and hosts.count() > 1:
         raise UserError("weights_dtype=int8 is for one process: leave it out.")
-    fast = cpu.multiplies_quantized(precision, devices)
+    fast = devices is None and device_ops.current().multiplies_quantized(precision)
     stored = weights_dtype == STORED or (weights_dtype is None and fast)
     # Rounding to blocks leaves what is quantized.
     stored |= weights_dtype == INT8 and on_cpu(devices)

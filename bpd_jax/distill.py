@@ -26,8 +26,8 @@ from absl import flags
 
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.host_memory import keep_freed_memory
 from bpd_jax.base.settings import each, integer, parse_value
-from bpd_jax.cpu.host import keep_freed_memory
 from bpd_jax.data.generations import (
     HEADER,
     KIND,

@@ -37,7 +37,7 @@ from bpd_jax.base import cli, configuration
 from bpd_jax.base.chips import device_count
 from bpd_jax.base.configuration import Parsed
 from bpd_jax.base.errors import UserError
-from bpd_jax.cpu.host import keep_freed_memory
+from bpd_jax.base.host_memory import keep_freed_memory
 from bpd_jax.data.corpora import matched_files
 from bpd_jax.data.example_readers import check_source
 from bpd_jax.data.example_task import ExampleTask

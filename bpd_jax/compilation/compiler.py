@@ -17,7 +17,7 @@ from jax.experimental import topologies
 from bpd_jax.base.chips import Chip, chip_of, sides_of
 from bpd_jax.base.errors import UserError
 from bpd_jax.compilation.programs import Program
-from bpd_jax.cpu import device
+from bpd_jax.models import device_ops
 from bpd_jax.storage.files import write_text
 from bpd_jax.storage.paths import as_path
 
@@ -114,7 +114,7 @@ def find_slice(topology: str, slices: int = 1) -> Slice:
     jax.config.update("jax_platforms", "cpu")
     # Programs for absent devices can be written to the cache, but not read.
     jax.config.update("jax_enable_compilation_cache", False)
-    device.compile_for("tpu" if chip.gpu is None else "gpu")
+    device_ops.compile_for("tpu" if chip.gpu is None else "gpu")
     if chip.gpu is not None:
         description = topologies.get_topology_desc(
             platform="cuda", topology=f"1x1x{sides[0]}", target_config=gpu_target(chip)

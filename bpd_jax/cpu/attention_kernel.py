@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, Num
-from bpd_jax.cpu.device import kernel_name, on_cpu
+from bpd_jax.cpu.device import kernel_name
+from bpd_jax.cpu.operands import OneOf, operands
 from bpd_jax.cpu.tile import Tile, tile_of_processor
 from bpd_jax.models.cache import BITS
-from bpd_jax.models.quantized import OneOf, operands
 from bpd_jax.models.transformer_config import INT8
 
 _STORED = (jnp.float32, jnp.bfloat16, BITS)
@@ -93,18 +93,18 @@ def reads(
     """Whether this device has a kernel for such a cache."""
     tile = tile or tile_of_processor()
     known = keys.dtype == values.dtype and keys.dtype in _STORED
-    return on_cpu() and known and tile is not None and not values.shape[-1] % tile.width
+    return known and tile is not None and not values.shape[-1] % tile.width
 
 
-def cache_dtype(dtype: str, width: int) -> str | None:
+def cache_dtype(precision: str, width: int) -> str | None:
     """The dtype of the cache on this device; None for that of activations.
 
     On a CPU, XLA converts a bfloat16 cache to float32 in every pass. With products of
     integers the cache has 16 bits per number too: reading it is most of what a pass of
-    many rows, or of long texts, does besides them. `dtype` is one of `PRECISIONS`,
+    many rows, or of long texts, does besides them. `precision` is one of `PRECISIONS`,
     `width` is H.
     """
-    if dtype not in ("bfloat16", INT8) or not on_cpu():
+    if precision not in ("bfloat16", INT8):
         return None
     tile = tile_of_processor()
     kernel = tile is not None and width % tile.width == 0

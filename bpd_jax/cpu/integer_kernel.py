@@ -10,23 +10,76 @@ is the width of a vector: no sum runs over a vector, and numbers of 4 bits are u
 once for all rows.
 """
 
+from typing import Any
+
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.base.typing import Array, Float
+from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.cpu.device import kernel_name
+from bpd_jax.cpu.operands import OneOf, example, operands
 from bpd_jax.cpu.tile import ARM, processor_features
-from bpd_jax.models.quantized import (
-    OneOf,
-    QuantizedMatrix,
-    TiledMatrix,
-    example,
-    operands,
-)
+from bpd_jax.models.products import StoredMatrix
+from bpd_jax.models.quantized import QuantizedMatrix
 
 # Numbers in a block that the kernel can read.
 BLOCKS = (16, 32)
+
+
+@flax.struct.dataclass
+class TiledMatrix(StoredMatrix):
+    """A quantized matrix `[O, I]` as integer products on a CPU read it.
+
+    Attributes:
+      words: uint32 `[G, n, words, W]`: of W outputs and a block the unsigned integers,
+        four to a word or, of 4 bits, eight; then float32 scales and minima.
+      sizes: O and I; static, as are the others.
+      bits: 4 or 8.
+      block: numbers of a block.
+      offset: what is subtracted from the unsigned integers: 0 or 128.
+      minima: whether blocks have minima.
+    """
+
+    words: Any
+    sizes: tuple[int, int] = flax.struct.field(pytree_node=False)
+    bits: int = flax.struct.field(pytree_node=False)
+    block: int = flax.struct.field(pytree_node=False)
+    offset: int = flax.struct.field(pytree_node=False)
+    minima: bool = flax.struct.field(pytree_node=False)
+
+    rounds_operands = True
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.sizes
+
+    def times(self, x: Float[Array, "... I"], dtype: str) -> Float[Array, "... O"]:
+        total = integer_rows(x.reshape(-1, x.shape[-1]).astype(jnp.float32), self)
+        return total.reshape(*x.shape[:-1], self.shape[0])
+
+    def values(self, dtype: str = "float32") -> Float[Array, "O I"]:
+        return self.rows(jnp.arange(self.shape[0])).values(dtype)
+
+    def rows(self, ids: Int[Array, " n"]) -> QuantizedMatrix:
+        """The matrix of some rows."""
+        width = self.words.shape[-1]
+        words = self.words[ids // width, :, :, ids % width]
+        size = self.block * self.bits // 32
+        integers, scales, minima = jnp.split(words, [size, size + 1], axis=2)
+        integers = jax.lax.bitcast_convert_type(integers, jnp.uint8)
+        if self.bits == 8:
+            integers = (integers ^ np.uint8(self.offset)).astype(jnp.int8)
+
+        def floats(part: Array) -> Array:
+            return jax.lax.bitcast_convert_type(part[..., 0], jnp.float32)
+
+        return QuantizedMatrix(
+            integers.reshape(len(words), -1),
+            floats(scales),
+            floats(minima) if self.minima else None,
+        )
 
 
 def lanes() -> int | None:

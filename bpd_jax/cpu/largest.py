@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Int
-from bpd_jax.cpu.device import on_cpu
 
 # Numbers of a block that is searched, for the largest one and for several.
 _BLOCK, _SMALL_BLOCK = 512, 64
@@ -13,11 +12,9 @@ _BLOCK, _SMALL_BLOCK = 512, 64
 def index_of_largest(logits: Float[Array, "... V"]) -> Int[Array, "..."]:
     """`argmax` of numbers without NaN over the last axis: the first one of equal ones.
 
-    On a CPU, XLA finds the largest number some ten times as fast as its index.
+    XLA finds the largest number some ten times as fast as its index.
     Therefore only the first block of numbers that contains it is searched.
     """
-    if not on_cpu():
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     blocks = _blocks(logits, _BLOCK)
     number = jnp.argmax(blocks.max(-1), axis=-1)
     block = jnp.take_along_axis(blocks, number[..., None, None], axis=-2)[..., 0, :]
@@ -29,11 +26,11 @@ def largest(
 ) -> tuple[Float[Array, "... W"], Int[Array, "... W"]]:
     """`jax.lax.top_k` of numbers without NaN, of which more than W are finite.
 
-    On a CPU, XLA finds the largest number of each block in a fraction of the time of a
+    XLA finds the largest number of each block in a fraction of the time of a
     top-k. The W largest numbers are in the W blocks with the largest ones; of equal
     numbers and blocks, the first come first.
     """
-    if not on_cpu() or count * _SMALL_BLOCK >= logits.shape[-1]:
+    if count * _SMALL_BLOCK >= logits.shape[-1]:
         values, indices = jax.lax.top_k(logits, count)
         return values, indices
     blocks = _blocks(logits, _SMALL_BLOCK)

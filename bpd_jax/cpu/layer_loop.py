@@ -14,10 +14,11 @@ import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Params, PyTree
 from bpd_jax.cpu.attention_kernel import reads
-from bpd_jax.cpu.device import on_cpu
+from bpd_jax.cpu.integer_kernel import TiledMatrix
+from bpd_jax.cpu.operands import OneOf
+from bpd_jax.cpu.products import KernelPacked
 from bpd_jax.cpu.row_kernel import applies
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.quantized import OneOf, Packed, TiledMatrix
 from bpd_jax.models.transformer_config import TransformerConfig
 
 # Larger arrays than norms and biases, of all layers, would take long to stack.
@@ -31,7 +32,7 @@ def has_kernels(
 
     `x` is their input, and `cache` what they attend to besides new tokens.
     """
-    if not on_cpu() or len(layers) < 2:
+    if len(layers) < 2:
         return False
     kinds = {_kind(layer) for layer in layers}
     leaves = jax.tree.leaves(layers[0], is_leaf=_is_packed)
@@ -60,15 +61,7 @@ def loop_over_layers(
 ) -> tuple[Float[Array, "B T D"], PyTree] | None:
     """Runs all layers, where they are equal and kernels read their matrices and cache.
 
-    Args:
-      run: runs a layer; gets its parameters, x, the cache of the layer and its part of
-        `earlier`; returns x and what is stacked.
-      layers: their parameters; None in training.
-      earlier: arrays `[layer, …]`.
-
-    Returns:
-      The output of the last layer, and the stacked results; None where they have to run
-      one after the other.
+    See `DeviceOps.loop_over_layers`.
     """
     if layers is None or not config.has_equal_layers:
         return None
@@ -86,7 +79,7 @@ def loop_over_layers(
             if one is not None:
                 return one
             rows = OneOf(tuple(each.rows for each in group), index)
-            return Packed(rows, group[0].shape)
+            return KernelPacked(rows, group[0].shape)
 
         params = structure.unflatten(map(chosen, groups, small))
         of_cache = None
@@ -100,7 +93,7 @@ def loop_over_layers(
 
 
 def _is_packed(leaf: Any) -> bool:
-    return isinstance(leaf, Packed)
+    return isinstance(leaf, KernelPacked)
 
 
 def _kind(layer: Params) -> Any:

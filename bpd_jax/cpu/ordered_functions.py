@@ -17,10 +17,10 @@ import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float
 from bpd_jax.cpu.attention_kernel import ordered_attention, reads
-from bpd_jax.cpu.device import kernel_name, on_cpu
+from bpd_jax.cpu.device import kernel_name
+from bpd_jax.cpu.products import KernelPacked
 from bpd_jax.cpu.tile import tile_of_processor
 from bpd_jax.models.operations import Before, Operations
-from bpd_jax.models.quantized import Packed
 from bpd_jax.models.rotary import RotaryConfig, rotate
 
 
@@ -132,10 +132,7 @@ _PLAIN, _ATTENTION, _ORDERED = Operations(), KernelAttention(), OrderedOperation
 
 
 def operations(kernel: Any, dtype: str) -> Operations:
-    """The operations of a layer with this kernel, or before the softmax's matrix.
-
-    `dtype` is that of activations.
-    """
-    if not (isinstance(kernel, Packed) and on_cpu() and tile_of_processor()):
+    """Kernels where a kernel multiplies; see `DeviceOps.operations`."""
+    if not (isinstance(kernel, KernelPacked) and tile_of_processor()):
         return _PLAIN
     return _ORDERED if dtype == "float32" else _ATTENTION

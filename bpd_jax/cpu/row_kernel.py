@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array
-from bpd_jax.cpu.device import kernel_name, on_cpu
+from bpd_jax.cpu.device import kernel_name
+from bpd_jax.cpu.operands import OneOf, example, operands
 from bpd_jax.cpu.tile import Storage, Tile, tile_of_processor
-from bpd_jax.models.quantized import OneOf, QuantizedMatrix, example, operands
+from bpd_jax.models.quantized import QuantizedMatrix
 
 # Above this many rows XLA's products are as fast: with a matrix in float32, and with
 # one in bfloat16, which XLA first converts to float32.
@@ -33,7 +34,7 @@ def applies(
     x: Array | jax.ShapeDtypeStruct, matrix: Array | QuantizedMatrix | OneOf
 ) -> bool:
     """Whether `rows_times_matrix` of `[..., K]` and `[O, K]` is faster than XLA."""
-    if not on_cpu() or x.dtype != jnp.float32:
+    if x.dtype != jnp.float32:
         return False
     tile = tile_of_processor()
     length, matrix = x.shape[-1], example(matrix)
@@ -65,7 +66,7 @@ def rows_times_matrix(
 def expanded(matrix: QuantizedMatrix, tile: Tile | None = None) -> Array:
     """`matrix.values()`, by all threads and in less time than XLA takes."""
     tile = tile or tile_of_processor()
-    if not on_cpu() or tile is None or matrix.block not in _BLOCKS:
+    if tile is None or matrix.block not in _BLOCKS:
         return matrix.values()
     result = jax.ShapeDtypeStruct(matrix.shape, jnp.float32)
     name = _register("expansion", tile, _storage(matrix))

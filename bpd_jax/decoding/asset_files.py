@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from bpd_jax import cpu
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loaded_model import LanguageModel
@@ -33,6 +32,7 @@ from bpd_jax.models.attachment_files import (
 from bpd_jax.models.attachments import by_path, check_finite
 from bpd_jax.models.block_drafter import with_softmax
 from bpd_jax.models.block_heads import softmax_rows
+from bpd_jax.models.decoding_parameters import decoding_layout
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import on_host
@@ -98,7 +98,7 @@ def load_assets(
         functions = DrafterFunctions(config.drafter.resolve(config.trunk), config.trunk)
         softmax = softmax_rows(config, params, None)
         drafter = with_softmax(params["drafter"], softmax, None)
-        drafter = cpu.decoding_layout(drafter, loaded.model.mesh, exact=False)
+        drafter = decoding_layout(drafter, loaded.model.mesh, exact=False)
         assets["drafter"] = AttachedDrafter.of(functions, drafter)
     accuracies = loaded.accuracies
     if (tuning := find_tuning(loaded)) is not None:
@@ -170,13 +170,13 @@ def _load_asset(loaded: LanguageModel, name: str, path: str) -> NGramModel | obj
         functions, params = attach_drafter(
             config, loaded.params, drafter, name=loaded.name, base=loaded.fingerprint
         )
-        params = cpu.decoding_layout(params, loaded.model.mesh, exact=False)
+        params = decoding_layout(params, loaded.model.mesh, exact=False)
         return AttachedDrafter.of(functions, params)
     if name == "eagle":
         from bpd_jax.formats.drafter_import import import_eagle
 
         eagle, weights = import_eagle(path, config, loaded.params, loaded.name)
-        weights = cpu.decoding_layout(weights, loaded.model.mesh, exact=False)
+        weights = decoding_layout(weights, loaded.model.mesh, exact=False)
         return AttachedEagle(eagle, weights)
     return load_refiner(path)
 

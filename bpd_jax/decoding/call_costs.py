@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.cpu.device import compiler_options
 from bpd_jax.decoding.decode_loop import Weights, look
 from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.decoder import GREEDY, Decoder
@@ -21,6 +20,7 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.interface import without_arrays
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KVCache
+from bpd_jax.models.device_ops import compiler_options
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.training import hosts

@@ -10,7 +10,6 @@ import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import check_value, integer, number
-from bpd_jax.cpu.device import on_cpu
 from bpd_jax.decoding.aliases import bpd, prompt_lookup
 from bpd_jax.decoding.decode_state import StopTable
 from bpd_jax.decoding.generate import (
@@ -31,6 +30,7 @@ from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.drafting.sources.block import Block
 from bpd_jax.drafting.sources.heads import Heads
 from bpd_jax.drafting.sources.lookup import Lookup
+from bpd_jax.models.device_ops import on_cpu
 from bpd_jax.models.model import Model
 from bpd_jax.models.quantized import is_quantized
 from bpd_jax.models.transformer_config import INT8

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from bpd_jax import cpu
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.data.tokenizer import Tokenizer
@@ -19,6 +18,7 @@ from bpd_jax.formats.chat import check_variables, render_chat, render_continued
 from bpd_jax.formats.pretrained_checkpoint import Checkpoint
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.decoding_parameters import prepared
 from bpd_jax.models.model import Model
 
 if TYPE_CHECKING:
@@ -184,9 +184,9 @@ class LanguageModel:
     def for_decoding(
         self, precision: str | None = None, *, rounds: bool = False
     ) -> "LanguageModel":
-        """Returns the model as its devices decode it; see `cpu.prepared`."""
+        """Returns the model as its devices decode it; see `prepared`."""
         identity, mesh = self.fingerprint, self.model.mesh
-        config, params, cache_dtype = cpu.prepared(
+        config, params, cache_dtype = prepared(
             self.config, self.params, mesh, precision, rounds=rounds
         )
         model = Model(config, params, cache_dtype, mesh)

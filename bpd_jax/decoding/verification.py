@@ -16,7 +16,6 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Float, Int, Num
 from bpd_jax.decoding.acceptance import Accepted, accept, unchanged
 from bpd_jax.decoding.options import BATCHED, StepOptions
@@ -31,6 +30,7 @@ from bpd_jax.drafting.draft_tree import (
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.model import Model
+from bpd_jax.models.products import in_order
 
 # States, keys and values, and features of all nodes.
 # Hidden states of a recording are the places of what it recorded, as integers.
@@ -118,7 +118,7 @@ def verify(
 
         # Without the mode, XLA would ask of every number whether it is within bounds.
         def select(x: Array) -> Array:
-            return cpu.in_order(jnp.take_along_axis(x, index, axis=2, mode="clip"))
+            return in_order(jnp.take_along_axis(x, index, axis=2, mode="clip"))
 
         return Verified(
             tree=tree,

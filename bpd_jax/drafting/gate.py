@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, PyTree, UInt
-from bpd_jax.cpu.host import microseconds
 from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.drafting.interface import Outcome, Prompts, View
 from bpd_jax.drafting.union import WrappedDrafter
+from bpd_jax.models import device_ops
 
 # The average of a row begins with what calls of earlier texts yielded, as if that were
 # the average of so many calls; each call counts a little more than the one before.
@@ -165,7 +165,7 @@ class GatedDrafter(WrappedDrafter):
 
     def _now(self, after: Array) -> UInt[Array, ""]:
         """The time once `after` is known; 0 where programs know none."""
-        now = microseconds(after) if self.timed else None
+        now = device_ops.current().microseconds(after) if self.timed else None
         return jnp.uint32(0) if now is None else now
 
     def _costs(

@@ -14,12 +14,8 @@ from bpd_jax.base.typing import Params
 from bpd_jax.formats.trunk_layouts import Origin, Path
 from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.quantized import (
-    Packed,
-    QuantizedMatrix,
-    kernel_rows,
-    summed_axes,
-)
+from bpd_jax.models.products import Packed
+from bpd_jax.models.quantized import QuantizedMatrix, kernel_rows, summed_axes
 from bpd_jax.models.transformer_config import TransformerConfig
 
 # Parameters that may be quantized; a kernel is then packed.

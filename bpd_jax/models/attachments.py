@@ -22,10 +22,11 @@ from flax import traverse_util
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.reading import check_shapes
 from bpd_jax.base.typing import Params
-from bpd_jax.cpu.device import on_cpu
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.device_ops import on_cpu
 from bpd_jax.models.partitioning import on_host
-from bpd_jax.models.quantized import Packed, QuantizedMatrix, expanded
+from bpd_jax.models.products import Packed, is_stored
+from bpd_jax.models.quantized import expanded
 from bpd_jax.models.stored_tensors import (
     lowered,
     raised,
@@ -226,7 +227,7 @@ def fingerprint(model: BlockwiseConfig, params: Params) -> str:
 
     leaves = jax.tree_util.tree_leaves_with_path(
         jax.tree.map(in_place, params["trunk"]),
-        is_leaf=lambda leaf: isinstance(leaf, (Packed, QuantizedMatrix)),
+        is_leaf=lambda leaf: isinstance(leaf, Packed) or is_stored(leaf),
     )
     for path, leaf in leaves:
         digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape}".encode())
@@ -248,7 +249,7 @@ def _ends(leaf: Any) -> tuple[Any, Any]:
             jax.tree.map(lambda array, part=part: array[part], leaf.rows)
             for part in (slice(count), slice(-count, None))
         )
-    if isinstance(leaf, QuantizedMatrix):
+    if is_stored(leaf):
         return leaf.rows(slice(1)), leaf.rows(slice(-1, None))
     first, last = ((end,) * (leaf.ndim - 1) for end in (0, -1))
     return leaf[first][:_SAMPLE], leaf[last][-_SAMPLE:]

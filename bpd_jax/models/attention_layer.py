@@ -4,8 +4,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Bool, Float, Int
+from bpd_jax.models import device_ops
 from bpd_jax.models.attention import Segments, near
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.layers import Projection, norm
@@ -61,7 +61,7 @@ class Attention(nn.Module):
     def operations(self) -> Operations:
         """Those of a layer whose matrices are stored as these are."""
         kernel = self.query.get_variable("params", "kernel")
-        return cpu.operations(kernel, self.config.dtype)
+        return device_ops.current().operations(kernel, self.config.dtype)
 
     def keys_values(
         self, x: Float[Array, "B T I"], positions: Int[Array, "B T"], layer: int = 0

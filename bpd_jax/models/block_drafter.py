@@ -53,7 +53,7 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.grouped_convolution import Convolution, ConvolvedBlock
 from bpd_jax.models.layers import Projection, named_normal, norm
 from bpd_jax.models.partitioning import EMBED, MLP
-from bpd_jax.models.quantized import QuantizedMatrix, TiledMatrix, rows_of
+from bpd_jax.models.products import StoredMatrix, rows_of
 from bpd_jax.models.transformer import Block, block_parts
 from bpd_jax.models.transformer_config import TransformerConfig
 
@@ -227,7 +227,7 @@ def draft_tokens(params: Params, indices: Int[Array, "..."]) -> Int[Array, "..."
 
 def with_softmax(
     params: Params,
-    softmax: Float[AnyArray, "V D"] | QuantizedMatrix | TiledMatrix,
+    softmax: Float[AnyArray, "V D"] | StoredMatrix,
     vocabulary: AnyArray | None,
 ) -> Params:
     """Adds the frozen softmax of the target to the trained parameters.

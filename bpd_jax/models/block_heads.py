@@ -21,14 +21,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bpd_jax import cpu
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import AnyArray, Array, Float, Params
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.layers import named_normal, named_zeros
 from bpd_jax.models.operations import ACTIVATIONS
 from bpd_jax.models.partitioning import BLOCK_HEAD, EMBED, MLP, VOCAB, unbox
-from bpd_jax.models.quantized import parameter, rows_of
+from bpd_jax.models.products import parameter, product, rows_of
 from bpd_jax.models.trained_refiners import unit_rms
 from bpd_jax.models.transformer_config import TransformerConfig
 
@@ -207,7 +206,7 @@ def apply_head(
     activation = ACTIVATIONS[config.activation]
 
     def times(x: Array, kernel: Array) -> Array:
-        return cpu.product(x, kernel, 1, dtype)
+        return product(x, kernel, 1, dtype)
 
     def affine(x: Array, kernel: Array, bias: Array) -> Array:
         return times(x, kernel) + bias.astype(dtype)

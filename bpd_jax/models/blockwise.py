@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params, PyTree
+from bpd_jax.models import products
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.block_drafter import BlockDrafter
 from bpd_jax.models.block_heads import BlockHeads, apply_head, is_trained
@@ -86,7 +86,7 @@ class BlockwiseLM(nn.Module):
         dtype = self.config.trunk.dtype
         if not heads.own_softmax:
             params = self.heads.variables["params"]
-            return cpu.logits(params, self.heads.softmax, states, dtype)
+            return products.logits(params, self.heads.softmax, states, dtype)
         matrix = self.heads.softmax.astype(dtype)
         if level is None:
             matrix = matrix[: states.shape[-2]]

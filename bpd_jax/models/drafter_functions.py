@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bpd_jax import cpu
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models.block_drafter import BlockDrafter, draft_tokens, with_confidence
@@ -32,6 +31,7 @@ from bpd_jax.models.cache import (
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.model import top_candidates
 from bpd_jax.models.partitioning import unbox
+from bpd_jax.models.products import logits
 from bpd_jax.models.trained_refiners import (
     MarkovConfig,
     markov_factors,
@@ -184,7 +184,7 @@ class DrafterFunctions:
         self, params: Params, states: Float[Array, "... D"]
     ) -> Float[Array, "... draft"]:
         """Logits over the draft vocabulary, float32, without a Markov correction."""
-        return cpu.logits(params, params["softmax"], states, self.target.dtype)
+        return logits(params, params["softmax"], states, self.target.dtype)
 
     def candidates(
         self,

@@ -37,7 +37,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models.attention_layer import Attention
 from bpd_jax.models.block_drafter import draft_tokens
@@ -45,6 +44,7 @@ from bpd_jax.models.cache import KeyValues, KVCache, append, cache_of_slots
 from bpd_jax.models.layers import Projection, norm
 from bpd_jax.models.model import top_candidates
 from bpd_jax.models.partitioning import EMBED, MLP, unbox
+from bpd_jax.models.products import logits
 from bpd_jax.models.transformer import FeedForward
 from bpd_jax.models.transformer_config import TransformerConfig
 
@@ -318,7 +318,7 @@ class EagleFunctions:
         """Logits over the draft vocabulary, float32."""
         outputs = self._apply("outputs", params, states)
         dtype = self.config.layer.dtype
-        return cpu.logits(params, params["softmax"], outputs, dtype)
+        return logits(params, params["softmax"], outputs, dtype)
 
     def candidates(
         self, params: Params, states: Float[Array, "... D"], width: int

@@ -15,12 +15,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Float, Int, Params, PyTree
-from bpd_jax.cpu.device import on_cpu
+from bpd_jax.models.device_ops import on_cpu
 from bpd_jax.models.operations import ACTIVATIONS
 from bpd_jax.models.partitioning import EMBED, EXPERT, LAYER, MLP
-from bpd_jax.models.quantized import parameter
+from bpd_jax.models.products import parameter, product
 from bpd_jax.models.transformer_config import TransformerConfig
 
 # The modules of a block, in the order of `transformer.Block`.
@@ -64,7 +63,7 @@ class Projection(nn.Module):
         init = named_normal(self.axes, self.gain * fan_in**-0.5)
         summed = len(self.axes) - len(self.bias_axes)
         kernel = parameter(self, "kernel", init, self.shape, param_dtype)
-        y = cpu.product(x, kernel, summed, dtype)
+        y = product(x, kernel, summed, dtype)
         y = y.reshape(*x.shape[: x.ndim - summed], *bias_shape)
         use_bias = self.config.use_bias if self.use_bias is None else self.use_bias
         if use_bias:

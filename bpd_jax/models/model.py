@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
+from bpd_jax.models import device_ops
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache, spread
-from bpd_jax.models.quantized import TiledMatrix
+from bpd_jax.models.products import StoredMatrix
 from bpd_jax.models.transformer_config import INT8, check_feature_layers
 
 
@@ -60,7 +60,8 @@ class Model:
         """One of `PRECISIONS`: that of activations and products."""
         trunk = (self.params or {}).get("trunk", {})
         softmax = trunk.get("softmax", trunk.get("embedding"))
-        return INT8 if isinstance(softmax, TiledMatrix) else self.config.trunk.dtype
+        rounds = isinstance(softmax, StoredMatrix) and softmax.rounds_operands
+        return INT8 if rounds else self.config.trunk.dtype
 
     def empty_cache(self, batch: int, slots: int) -> KVCache:
         cache = empty_cache(self.config.trunk, batch, slots, self.cache_dtype)
@@ -94,7 +95,7 @@ class Model:
 
     def greedy_tokens(self, hidden: Float[Array, "... D"]) -> Int[Array, "..."]:
         """The language model's best next token."""
-        return cpu.index_of_largest(self.next_token_logits(hidden))
+        return device_ops.current().index_of_largest(self.next_token_logits(hidden))
 
     def states(self, hidden: Float[Array, "B D"]) -> Float[Array, "B D"]:
         """The hidden states themselves; `RecordedModel` looks them up."""
@@ -150,7 +151,9 @@ def top_candidates(
     # takes the first columns only, would not recognise the top-k on a CPU, and would
     # sort the whole vocabulary. (A single barrier on both results crashes XLA on a
     # mesh.)
-    scores, tokens = map(jax.lax.optimization_barrier, cpu.largest(log_probs, width))
+    scores, tokens = map(
+        jax.lax.optimization_barrier, device_ops.current().largest(log_probs, width)
+    )
     return tokens.astype(jnp.int32), scores, entropy(log_probs)
 
 

@@ -1,7 +1,7 @@
 """What the layers of a transformer compute besides products with matrices.
 
-`cpu.operations` chooses for each layer, by how its matrices are stored, between these
-and those by kernels of a CPU.
+`DeviceOps.operations` chooses for each layer, by how its matrices are stored, between
+these and those by kernels of a device.
 """
 
 import functools

@@ -4,9 +4,8 @@ The queries are those of a pass over drafts. They see every slot that holds a to
 the last ones within a sliding window; other slots are not read:
 
 - on a GPU, `prefix_kernel` reads the visible slots of each row;
-- on a CPU, `cpu.attention_kernel` does so, where there is one;
-- XLA reads blocks of all rows, from the first to the last that any row of the batch
-  needs, in a loop whose length is known at run time only.
+- on other devices XLA reads blocks of all rows, from the first to the last that any row
+  of the batch needs, in a loop whose length is known at run time only.
 
 The number of queries does not change the order in which the slots are summed; on
 accelerators that of all slots and, on GPUs, of rows may, by rounding.
@@ -24,7 +23,6 @@ from bpd_jax.models.attention import Attended, capped, product
 from bpd_jax.models.cache import numbers
 from bpd_jax.models.partitioning import attention_spec, first_device, has_tensor_cores
 from bpd_jax.models.prefix_kernel import gpu_attention
-from bpd_jax.models.quantized import OneOf
 
 # Slots that XLA reads at a time.
 _BLOCK = 512
@@ -32,8 +30,8 @@ _BLOCK = 512
 
 def prefix_attention(
     queries: Float[Array, "B K M H"],
-    keys: Num[Array, "B K H S"] | OneOf,
-    values: Num[Array, "B K S H"] | OneOf,
+    keys: Num[Array, "B K H S"],
+    values: Num[Array, "B K S H"],
     visible: Int[Array, " B"] | Bool[Array, "B T S"],
     positions: Int[Array, "B T"],
     window: int | None = None,
@@ -44,7 +42,7 @@ def prefix_attention(
 
     Args:
       queries: scaled; M is a multiple of T, and the queries of a token are adjacent.
-      keys, values: of the cache; see `KVCache`. A `OneOf` is for kernels alone.
+      keys, values: of the cache; see `KVCache`.
       visible: number of slots that hold a token. In training, a mask may say which
         slots each token sees; then all are read.
       positions: of the T tokens. With a window, slot p holds the token at position p.

@@ -35,18 +35,16 @@ from jax.sharding import SingleDeviceSharding
 from jaxlib.mlir.passmanager import PassManager
 
 import bpd_jax
-from bpd_jax import cpu
 from bpd_jax.base import compiled
+from bpd_jax.base.host_memory import return_freed_memory
 from bpd_jax.base.typing import PyTree
-from bpd_jax.cpu.device import (
+from bpd_jax.models import device_ops
+from bpd_jax.models.device_ops import (
     COMPILER_OPTIONS,
     IN_ORDER,
     compiler_options,
-    kernels_of,
-    load_kernels,
     on_cpu,
 )
-from bpd_jax.cpu.host import return_freed_memory
 
 # Variables that change what compilers do.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -85,7 +83,7 @@ class Program:
       static: names of its static arguments.
       constants: names of arguments that rarely change: objects that are not mutated.
       donate: names of arguments whose memory the outputs may take.
-      in_order: for passes over whole texts; see `IN_ORDER` in `cpu.device`.
+      in_order: for passes over whole texts; see `IN_ORDER` in `device_ops`.
     """
 
     def __init__(
@@ -234,7 +232,7 @@ def _kept_program(name: bytes, device: Any) -> Callable[..., Any] | None:
         # A program that this version of jax or this device refuses is compiled.
         with contextlib.suppress(Exception):
             kernels, *executable = pickle.loads(content)
-            if load_kernels(kernels):
+            if device_ops.current().load_kernels(kernels):
                 load: Any = serialize_executable.deserialize_and_load
                 return load(*executable, execution_devices=[device])
     return None
@@ -257,7 +255,7 @@ def _compiled(
     # Not all devices can write their programs.
     with contextlib.suppress(Exception):
         executable = serialize_executable.serialize(program)
-        kernels = kernels_of(lowered.as_text())
+        kernels = device_ops.current().kernels_of(lowered.as_text())
         compiled.write_kept("program", [name], pickle.dumps((kernels, *executable)))
     return program, seconds
 
@@ -336,7 +334,7 @@ def _environment() -> bytes:
         ],
         [os.environ.get(name) for name in _VARIABLES],
         (device.platform, device.device_kind, device.client.platform_version),
-        (jax.device_count(), on_cpu(), cpu.multiplies_quantized(None, None)),
+        (jax.device_count(), on_cpu(), device_ops.current().multiplies_quantized(None)),
         (np.__version__, sys.version, compiled.processor()),
         (COMPILER_OPTIONS, IN_ORDER),
     )

@@ -4,24 +4,25 @@ A row of a matrix `[O, I]` is split into blocks, whose numbers are
 
     value = scale · integer + minimum
 
-Products read the integers and expand them where they multiply: in registers on a CPU
-(`cpu.row_kernel`) and on a GPU (`quantized_kernel`), elsewhere as XLA compiles it. The
+Products read the integers and expand them where they multiply: in registers on a GPU
+(`quantized_kernel`) and by the kernels of a CPU, elsewhere as XLA compiles it. The
 values are those of the expanded matrix: float32, rounded once.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from bpd_jax.base.typing import AnyArray, Array, Float, Int, Params
+from bpd_jax.base.typing import AnyArray, Array, Float, Params
+from bpd_jax.models.products import Packed, StoredMatrix, times_rows
+from bpd_jax.models.quantized_kernel import CHUNK, MOST_ROWS, gpu_product
 
 # Numbers in a block of packed integers: byte j holds number j in its low half and
 # number j + 16 in its high half.
@@ -32,7 +33,7 @@ _BLOCK = 32
 
 
 @flax.struct.dataclass
-class QuantizedMatrix:
+class QuantizedMatrix(StoredMatrix):
     """A matrix `[O, I]` in blocks of I / n numbers of a row, whose arrays may be numpy.
 
     Attributes:
@@ -98,12 +99,19 @@ class QuantizedMatrix:
         """The matrix of some rows: a slice, or `[n]` ids."""
         return jax.tree.map(lambda array: array[ids], self)
 
-    def __getitem__(self, ids: Int[AnyArray, "..."] | slice) -> Float[Array, "... I"]:
-        """The values of some rows."""
-        if isinstance(ids, slice):
-            return self.rows(ids).values()
-        ids = jnp.asarray(ids)
-        return self.rows(ids.ravel()).values().reshape(*ids.shape, -1)
+    def times(self, x: Float[Array, "... I"], dtype: str) -> Float[Array, "... O"]:
+        if self.by_output:
+            # XLA converts the integers where it multiplies them.
+            integers = self.integers.astype(dtype)
+            wide = jnp.einsum(
+                "...D,OD->...O", x, integers, preferred_element_type=jnp.float32
+            )
+            return wide * self.scales[:, 0]
+        rows = x.reshape(-1, x.shape[-1])
+        if self.in_kernel and len(rows) <= MOST_ROWS:
+            total = gpu_product(rows.astype(dtype), self)
+            return total.reshape(*x.shape[:-1], self.shape[0])
+        return times_rows(x, self.values(dtype), dtype)
 
     def placed(self, sharding: Sharding, summed: int) -> "QuantizedMatrix":
         """The matrix on the devices that share the parameter for which it stands.
@@ -135,136 +143,9 @@ class QuantizedMatrix:
         return result
 
 
-@flax.struct.dataclass
-class TiledMatrix:
-    """A quantized matrix `[O, I]` as integer products on a CPU read it.
-
-    Attributes:
-      words: uint32 `[G, n, words, W]`: of W outputs and a block the unsigned integers,
-        four to a word or, of 4 bits, eight; then float32 scales and minima.
-      shape: O and I; static, as are the others.
-      bits: 4 or 8.
-      block: numbers of a block.
-      offset: what is subtracted from the unsigned integers: 0 or 128.
-      minima: whether blocks have minima.
-    """
-
-    words: Any
-    shape: tuple[int, int] = flax.struct.field(pytree_node=False)
-    bits: int = flax.struct.field(pytree_node=False)
-    block: int = flax.struct.field(pytree_node=False)
-    offset: int = flax.struct.field(pytree_node=False)
-    minima: bool = flax.struct.field(pytree_node=False)
-
-    def rows(self, ids: Int[Array, " n"]) -> QuantizedMatrix:
-        """The matrix of some rows."""
-        width = self.words.shape[-1]
-        words = self.words[ids // width, :, :, ids % width]
-        size = self.block * self.bits // 32
-        integers, scales, minima = jnp.split(words, [size, size + 1], axis=2)
-        integers = jax.lax.bitcast_convert_type(integers, jnp.uint8)
-        if self.bits == 8:
-            integers = (integers ^ np.uint8(self.offset)).astype(jnp.int8)
-
-        def floats(part: Array) -> Array:
-            return jax.lax.bitcast_convert_type(part[..., 0], jnp.float32)
-
-        return QuantizedMatrix(
-            integers.reshape(len(words), -1),
-            floats(scales),
-            floats(minima) if self.minima else None,
-        )
-
-    def __getitem__(self, ids: Int[AnyArray, "..."]) -> Float[Array, "... I"]:
-        """The values of some rows."""
-        ids = jnp.asarray(ids)
-        return self.rows(ids.ravel()).values().reshape(*ids.shape, -1)
-
-
-@flax.struct.dataclass
-class OneOf:
-    """One of several equal arrays or matrices, chosen while a program runs.
-
-    A loop over layers has one for each matrix, which only kernels can read: they choose
-    an address, so that nothing is copied.
-
-    Attributes:
-      options: of the layers, with equal shapes and storage.
-      index: int32, which of them it is.
-    """
-
-    options: tuple[Any, ...]
-    index: Any
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """That of each option."""
-        shape: tuple[int, ...] = self.options[0].shape
-        return shape
-
-    @property
-    def dtype(self) -> Any:
-        """That of each option, which is an array."""
-        return self.options[0].dtype
-
-
-def example(matrix: Any) -> Any:
-    """The first option of a `OneOf`; a matrix itself."""
-    return matrix.options[0] if isinstance(matrix, OneOf) else matrix
-
-
-def operands(*matrices: Any) -> list[Array]:
-    """What a kernel is called with to read one of each: the index, all arrays by layer.
-
-    The indices of several `OneOf` must be equal.
-    """
-    several = [x if isinstance(x, OneOf) else OneOf((x,), 0) for x in matrices]
-    layers = zip(*(each.options for each in several), strict=True)
-    return [jnp.asarray(several[0].index, jnp.int32), *jax.tree.leaves([*layers])]
-
-
-@flax.struct.dataclass
-class Packed:
-    """A kernel of a projection, stored as `[O, I]`: each of O and I is one axis.
-
-    It is one of decoding: nothing differentiates its products.
-
-    Attributes:
-      rows: an array `[O, I]` or a quantized matrix: the numbers that are summed lie
-        side by side, or as a kernel of this device reads them.
-      shape: static, that of the kernel.
-    """
-
-    rows: Any
-    shape: tuple[int, ...] = flax.struct.field(pytree_node=False)
-
-
-def parameter(
-    module: nn.Module,
-    name: str,
-    init: Callable[..., Array],
-    shape: Sequence[int],
-    dtype: str,
-) -> Any:
-    """A parameter of a module, or the stored matrix that stands for it."""
-    stored = module.get_variable("params", name)
-    if isinstance(stored, (Packed, QuantizedMatrix, TiledMatrix)):
-        return stored
-    return module.param(name, init, shape, dtype)
-
-
 def is_quantized(leaf: Any) -> bool:
-    """Whether a parameter is a quantized matrix; for `is_leaf`."""
+    """Whether a parameter is a `QuantizedMatrix`; for `is_leaf`."""
     return isinstance(leaf, QuantizedMatrix)
-
-
-@jax.jit
-def rows_of(matrix: AnyArray | QuantizedMatrix | TiledMatrix, ids: AnyArray) -> Any:
-    """Some rows of a matrix, stored as the matrix is."""
-    ids = jnp.asarray(ids)
-    if isinstance(matrix, (QuantizedMatrix, TiledMatrix)):
-        return matrix.rows(ids)
-    return jnp.asarray(matrix)[ids]
 
 
 def expanded(params: Params) -> Params:
@@ -274,6 +155,17 @@ def expanded(params: Params) -> Params:
         return leaf.values() if is_quantized(leaf) else leaf
 
     return jax.tree.map(expand, params, is_leaf=is_quantized)
+
+
+def in_kernel(params: Params) -> Params:
+    """Parameters whose matrices in blocks are multiplied by `gpu_product`."""
+
+    def marked(leaf: Any) -> Any:
+        if not is_quantized(leaf) or CHUNK % (leaf.block * leaf.bits // 8):
+            return leaf
+        return dataclasses.replace(leaf, in_kernel=True)
+
+    return jax.tree.map(marked, params, is_leaf=is_quantized)
 
 
 def pack(integers: np.ndarray) -> np.ndarray:

@@ -5,15 +5,13 @@ than reading it in bfloat16. The kernel reads integers and scales and expands th
 registers. A program computes some outputs of all rows, and adds their chunks in order.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from bpd_jax.base.typing import Array, Float, Params
-from bpd_jax.models.quantized import QuantizedMatrix, is_quantized
+from bpd_jax.base.typing import Array, Float
 
 # More rows, as of a prompt, are worth an expanded matrix.
 MOST_ROWS = 64
@@ -22,15 +20,16 @@ _PROGRAMS = 264
 # Outputs of a program; a tile of the tensor cores has 16.
 _LEAST, _MOST = 16, 64
 # Bytes of an output that a program reads at a time.
-_CHUNK = 128
+CHUNK = 128
 
 
 def gpu_product(
-    x: Float[Array, "M I"], matrix: QuantizedMatrix, *, interpret: bool = False
+    x: Float[Array, "M I"], matrix: Any, *, interpret: bool = False
 ) -> Float[Array, "M O"]:
     """`x @ matrix.T` of at most `MOST_ROWS` rows, in float32.
 
-    The matrix has the values of the expanded one, cast to the dtype of x.
+    The matrix, a `QuantizedMatrix`, has the values of the expanded one, cast to the
+    dtype of x.
     """
     # Imported late: the import takes a second, and only GPUs need it.
     from jax.experimental import pallas as pl
@@ -70,17 +69,6 @@ def gpu_product(
     return total.T
 
 
-def in_kernel(params: Params) -> Params:
-    """Parameters whose matrices in blocks are multiplied by `gpu_product`."""
-
-    def marked(leaf: Any) -> Any:
-        if not is_quantized(leaf) or _CHUNK % (leaf.block * leaf.bits // 8):
-            return leaf
-        return dataclasses.replace(leaf, in_kernel=True)
-
-    return jax.tree.map(marked, params, is_leaf=is_quantized)
-
-
 def _kernel(
     operand_ref: Any,
     integers_ref: Any,
@@ -98,7 +86,7 @@ def _kernel(
     (all_outputs, length), blocks = integers_ref.shape, scales_ref.shape[1]
     dtype, count = operand_ref.dtype, operand_ref.shape[1]
     size = length // blocks
-    together = _CHUNK // size
+    together = CHUNK // size
     # Triton's arrays have sizes that are powers of 2.
     begin = pl.program_id(0) * outputs
     here = pl.ds(begin, outputs)
@@ -109,9 +97,9 @@ def _kernel(
     dot = functools.partial(triton.dot, allow_tf32=False if exact else None)
 
     def add_chunk(index: Array, total: Array) -> Array:
-        block, column = pl.ds(index * together, together), pl.ds(index * _CHUNK, _CHUNK)
+        block, column = pl.ds(index * together, together), pl.ds(index * CHUNK, CHUNK)
         known = index * together + jnp.arange(together) < blocks
-        within = index * _CHUNK + jnp.arange(_CHUNK) < length
+        within = index * CHUNK + jnp.arange(CHUNK) < length
         scales, *minima = (
             triton.load(ref.at[here, block], mask=output & known, other=0)
             for ref in (scales_ref, *minima_refs)
@@ -125,13 +113,13 @@ def _kernel(
             values *= scales[:, :, None]
             for minimum in minima:
                 values += minimum[:, :, None]
-            part = pl.ds(half * length + index * _CHUNK, _CHUNK)
+            part = pl.ds(half * length + index * CHUNK, CHUNK)
             mask = within[:, None] & row
             x = triton.load(operand_ref.at[part, every], mask=mask, other=0)
-            total += dot(values.reshape(outputs, _CHUNK).astype(dtype), x)
+            total += dot(values.reshape(outputs, CHUNK).astype(dtype), x)
         return total
 
     total = jax.lax.fori_loop(
-        0, pl.cdiv(length, _CHUNK), add_chunk, jnp.zeros((outputs, rows), jnp.float32)
+        0, pl.cdiv(length, CHUNK), add_chunk, jnp.zeros((outputs, rows), jnp.float32)
     )
     triton.store(result_ref.at[here, every], total, mask=output & row)

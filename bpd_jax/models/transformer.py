@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bpd_jax import cpu
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
+from bpd_jax.models import device_ops
 from bpd_jax.models.attention import Segments, capped
 from bpd_jax.models.attention_layer import Attention
 from bpd_jax.models.cache import KeyValues, KVCache
@@ -38,7 +38,7 @@ from bpd_jax.models.partitioning import (
     VOCAB,
     constrain,
 )
-from bpd_jax.models.quantized import QuantizedMatrix, TiledMatrix, parameter
+from bpd_jax.models.products import SOFTMAX, StoredMatrix, logits, parameter
 from bpd_jax.models.transformer_config import ComputeConfig, TransformerConfig
 
 _POSITION_STDDEV = 0.02
@@ -59,7 +59,7 @@ class FeedForward(nn.Module):
             return Projection(shape, axes, (MLP,), config, use_bias=bias, name=name)(x)
 
         output = self.get_variable("params", "output", {})
-        operations = cpu.operations(output.get("kernel"), config.dtype)
+        operations = device_ops.current().operations(output.get("kernel"), config.dtype)
         hidden = project("input")
         gate = project("gate") if config.gated else None
         hidden = operations.activation(config.activation, hidden, gate)
@@ -296,7 +296,7 @@ class Transformer(nn.Module):
             assert cache is None
             assert earlier is None
             x, (new, outputs) = self.layers(x, positions, mask)
-        elif looped := cpu.loop_over_layers(
+        elif looped := device_ops.current().loop_over_layers(
             config, run_equal, by_layer := self._layers(), x, cache, earlier
         ):
             x, (new, outputs) = looped
@@ -319,17 +319,21 @@ class Transformer(nn.Module):
             new = jax.tree.map(lambda *layers: jnp.stack(layers), *pairs)
         # ---- What is read of the blocks, and the final norm ----
         features = [outputs[layer] for layer in layers] or [x[..., :0]]
-        softmax = self.variables["params"].get(cpu.SOFTMAX)
-        hidden = cpu.operations(softmax, config.dtype).norm(self.final_norm, x)
+        softmax = self.variables["params"].get(SOFTMAX)
+        hidden = (
+            device_ops.current()
+            .operations(softmax, config.dtype)
+            .norm(self.final_norm, x)
+        )
         return hidden, new, jnp.concatenate(features, axis=-1)
 
     @property
-    def softmax_matrix(self) -> Float[Array, "V D"] | QuantizedMatrix | TiledMatrix:
+    def softmax_matrix(self) -> Float[Array, "V D"] | StoredMatrix:
         """The matrix of the softmax; the embedding if they are tied."""
         return self.embedding if self.config.tied_softmax else self.softmax
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Logits, float32."""
         params = self.variables["params"]
-        logits = cpu.logits(params, self.softmax_matrix, hidden, self.config.dtype)
-        return capped(logits, self.config.logit_softcap)
+        scores = logits(params, self.softmax_matrix, hidden, self.config.dtype)
+        return capped(scores, self.config.logit_softcap)

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Bool, Float, Int
-from bpd_jax.cpu.device import on_cpu
+from bpd_jax.models.device_ops import on_cpu
 from bpd_jax.models.partitioning import BATCH_SPEC, constrain, row_parts
+from bpd_jax.models.products import summed_rows
 
 # Computes new weights from the probabilities of the targets and the weights; all `[n]`.
 Weigh = Callable[[Array, Array], Array]
@@ -239,7 +239,7 @@ class SoftmaxLoss:
             weighted = weights[:, None] * state[:, -columns:]
             weighted = weighted.astype(matrix.dtype)
             if self._by_columns:
-                by_matrix = cpu.summed_rows(weighted, error)
+                by_matrix = summed_rows(weighted, error)
             else:
                 by_matrix = product("nV,nD->VD", error, weighted)
         total = jnp.sum(weights * losses, where=weights != 0)

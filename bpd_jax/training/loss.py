@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bpd_jax import cpu
 from bpd_jax.base.settings import Count, Validated, choice
 from bpd_jax.base.typing import AnyArray, Array, Bool, Float, Int, Params
 from bpd_jax.data.rows import Batch
@@ -16,6 +15,7 @@ from bpd_jax.models.attention import Segments
 from bpd_jax.models.block_heads import apply_head, softmax_rows
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.products import float32_sums
 from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.cross_entropy import (
     Head,
@@ -180,7 +180,7 @@ class BlockwiseLoss:
     ) -> tuple[Float[Array, ""], HeadSums]:
         """Σ_h scale_h · Σ loss_h; with the batch's `head_scale`, its parts add up."""
         drawn = self._drawn(batch, self.settings, step)
-        with cpu.float32_sums(self.mesh):
+        with float32_sums(self.mesh):
             parts, matrix = self._run(params, batch, drawn)
             targets, valid = self._targets(batch)
             if self.settings.head_targets == "model":
@@ -211,7 +211,7 @@ class BlockwiseLoss:
         settings = dataclasses.replace(self.settings, positions_per_row=None)
         drawn = self._drawn(batch, settings, 0)
         targets, valid = (_per_part(x, drawn) for x in self._targets(batch))
-        with cpu.float32_sums(self.mesh):
+        with float32_sums(self.mesh):
             parts, matrix = self._run(params, batch, drawn)
             sums = []
             for part, tokens, mask in zip(parts, targets, valid, strict=True):

@@ -9,10 +9,10 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from bpd_jax.compilation.compiler import COMPILER_OPTIONS, find_slice
-from bpd_jax.cpu.products import times_rows
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.partitioning import BATCH_SPEC, MeshConfig, make_mesh
 from bpd_jax.models.prefix_attention import prefix_attention
+from bpd_jax.models.products import times_rows
 from bpd_jax.models.quantized import QuantizedMatrix
 from bpd_jax.models.quantized_kernel import MOST_ROWS
 from bpd_jax.models.segment_attention import segment_attention

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax import cpu
-from bpd_jax.cpu import ordered_functions
 from bpd_jax.cpu.attention_kernel import cache_dtype
+from bpd_jax.cpu.cpu_ops import CpuOps
 from bpd_jax.cpu.device import kernels_of
 from bpd_jax.cpu.layer_loop import has_kernels
-from bpd_jax.cpu.layout import integer_layout
+from bpd_jax.cpu.layout import decoding_layout, integer_layout
+from bpd_jax.models import device_ops
 from bpd_jax.models.attention import near
 from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -43,7 +43,7 @@ def model_of(trunk, precision):
         params = integer_layout(params)
         dtype = cache_dtype(precision, trunk.head_width)
     else:
-        params = cpu.decoding_layout(params)
+        params = decoding_layout(params)
     return Model(model.config, {**model.params, "trunk": params}, dtype)
 
 
@@ -73,7 +73,7 @@ def test_same_numbers_in_a_loop(precision, monkeypatch):
     model = model_of(TRUNK, precision)
     looped = jax.jit(passes)(model)
     text = jax.jit(passes).lower(model).as_text()
-    monkeypatch.setattr(cpu, "loop_over_layers", lambda *arguments: None)
+    monkeypatch.setattr(CpuOps, "loop_over_layers", lambda *arguments: None)
     jax.clear_caches()
     in_turn = jax.jit(passes)(model)
     unrolled = jax.jit(passes).lower(model).as_text()
@@ -148,9 +148,9 @@ def test_sizes_that_are_no_whole_vectors(sizes):
 
 def test_other_devices_call_no_kernel_of_a_cpu(monkeypatch):
     kernel = model_of(TRUNK, "stored").params["trunk"]["mlp_0"]["input"]["kernel"]
-    assert type(cpu.operations(kernel, "float32")) is not Operations
-    monkeypatch.setattr(ordered_functions, "on_cpu", lambda: False)
-    assert type(cpu.operations(kernel, "float32")) is Operations
+    assert type(device_ops.current().operations(kernel, "float32")) is not Operations
+    monkeypatch.setattr(device_ops, "_compiled_for", ["tpu"])
+    assert type(device_ops.current().operations(kernel, "float32")) is Operations
 
 
 def test_layers_that_differ_run_in_turn():

@@ -5,11 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.base.errors import UserError
-from bpd_jax.cpu.layout import SOFTMAX, decoding_layout, prepared
-from bpd_jax.models.model import Model
-from bpd_jax.models.quantized import TiledMatrix
-from tests.decoding.random_models import make_model
+from bpd_jax.cpu.integer_kernel import TiledMatrix
+from bpd_jax.cpu.layout import decoding_layout
+from bpd_jax.models.products import SOFTMAX
 
 pytestmark = pytest.mark.usefixtures("instructions")
 
@@ -71,19 +69,3 @@ def test_matrices_of_drafters_are_rounded_except_in_layers():
     assert layout["mlp_0"]["input"]["kernel"].rows.dtype == "bfloat16"
     exact = decoding_layout(params)
     assert exact["fusion"]["kernel"].rows.dtype == "float32"
-
-
-def test_rounded_matrices_are_refused_where_they_would_be_expanded():
-    model = make_model(2, num_layers=1)
-    with pytest.raises(UserError, match="gains nothing with precision=bfloat16"):
-        prepared(model.config, model.params, None, "bfloat16", rounds=True)
-
-
-def test_what_is_quantized_is_not_rounded_again(capsys):
-    model = make_model(2, num_layers=1, d_model=32)
-    for sentence in ("rounded to 8 bits", "none is rounded"):
-        config, params, _ = prepared(
-            model.config, model.params, None, None, rounds=True
-        )
-        assert sentence in capsys.readouterr().err
-        model = Model(config, params)

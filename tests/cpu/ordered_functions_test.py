@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.cpu import index_of_largest, largest
+from bpd_jax.cpu.largest import index_of_largest, largest
 from bpd_jax.cpu.ordered_functions import row_activation, row_norm
 from bpd_jax.models.layers import ACTIVATIONS
 

@@ -7,20 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.cpu.attention_kernel import cache_dtype
-from bpd_jax.cpu.layout import (
-    check_integers,
-    decoding_layout,
-    integer_layout,
-)
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.drafting.assets import Assets, AttachedDrafter, AttachedEagle
+from bpd_jax.models import device_ops
 from bpd_jax.models.attachment_files import LoadedRefiner, save_drafter, save_heads
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.block_drafter import with_softmax
 from bpd_jax.models.block_heads import init_heads, is_trained
 from bpd_jax.models.blockwise import abstract_parameters, parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.decoding_parameters import decoding_layout
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.eagle import EagleConfig, EagleFunctions
@@ -93,9 +89,10 @@ def rounded_model(model, mesh=None, *, integer_products=False):
     trunk, _ = rounded(model.params["trunk"])
     if integer_products:
         width = model.config.trunk.head_width
-        check_integers(width)
-        params = {**model.params, "trunk": integer_layout(trunk)}
-        dtype = cache_dtype("int8", width)
+        ops = device_ops.current()
+        ops.check_integers(width)
+        params = {**model.params, "trunk": ops.integer_layout(trunk)}
+        dtype = ops.cache_dtype("int8", width)
         return dataclasses.replace(model, params=params, cache_dtype=dtype)
     trunk = decoding_layout(trunk, mesh)
     return model.with_params({**model.params, "trunk": trunk})

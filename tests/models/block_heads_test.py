@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.cpu.layout import SOFTMAX
 from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.block_heads import init_heads
@@ -16,6 +15,7 @@ from bpd_jax.models.blockwise_config import (
     BlockwiseConfig,
 )
 from bpd_jax.models.model import Model
+from bpd_jax.models.products import SOFTMAX
 from bpd_jax.models.transformer_config import TransformerConfig
 from tests.decoding.random_models import random_heads, random_params
 

@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from bpd_jax.cpu import products
+from bpd_jax.models import quantized
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
-from bpd_jax.models.quantized import QuantizedMatrix, pack, quantize, rounded
-from bpd_jax.models.quantized_kernel import gpu_product, in_kernel
+from bpd_jax.models.products import times_rows
+from bpd_jax.models.quantized import (
+    QuantizedMatrix,
+    in_kernel,
+    pack,
+    quantize,
+    rounded,
+)
+from bpd_jax.models.quantized_kernel import gpu_product
 
 
 def random(bits, rows=6, length=128, seed=0):
@@ -74,7 +81,7 @@ def test_sums_of_integers_are_scaled_where_an_output_has_one_scale():
     rows = trunk["mlp"]["input"]["kernel"].rows
     assert rows.by_output
     assert 0 < error < 0.01
-    got = products.times_rows(x, rows, "float32")
+    got = times_rows(x, rows, "float32")
     np.testing.assert_allclose(got, x @ rows.values().T, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(got, x @ kernel.reshape(64, 24), rtol=0.1, atol=0.3)
     # The axis of I is split, the scales are not.
@@ -82,21 +89,21 @@ def test_sums_of_integers_are_scaled_where_an_output_has_one_scale():
     placed = rows.placed(NamedSharding(mesh, jax.P("fsdp", "model", None)), 1)
     shapes = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(placed)]
     assert shapes == [(12, 32), (12, 1)]
-    again = jax.jit(products.times_rows, static_argnums=2)(x, placed, "float32")
+    again = jax.jit(times_rows, static_argnums=2)(x, placed, "float32")
     np.testing.assert_allclose(again, got, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bits, rows", [(8, 1), (8, 9), (4, 3)])
 def test_a_gpu_expands_blocks_where_it_multiplies(monkeypatch, bits, rows):
     interpreted = functools.partial(gpu_product, interpret=True)
-    monkeypatch.setattr(products, "gpu_product", interpreted)
+    monkeypatch.setattr(quantized, "gpu_product", interpreted)
     matrix, _ = random(bits, rows=40, length=224)
     marked = in_kernel({"softmax": matrix})["softmax"]
     x = np.random.default_rng(2).normal(size=(2, rows, 224)).astype(np.float32)
-    got = products.times_rows(x, marked, "float32")
-    want = products.times_rows(x, matrix, "float32")
+    got = times_rows(x, marked, "float32")
+    want = times_rows(x, matrix, "float32")
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
-    half = products.times_rows(x, marked, "bfloat16")
+    half = times_rows(x, marked, "bfloat16")
     np.testing.assert_allclose(half, want, rtol=0.05, atol=9)
 
 

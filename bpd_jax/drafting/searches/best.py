@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import SWITCH, choice, setting
 from bpd_jax.base.typing import AnyArray, Array, Float, Int
-from bpd_jax.cpu.device import on_cpu
 from bpd_jax.drafting.engines.host import HostDrafter, HostEngine
 from bpd_jax.drafting.interface import Drafter, Search, Source
 from bpd_jax.drafting.lattice import Drafts, Lattice, best_drafts, distinct_scores
@@ -40,6 +39,7 @@ from bpd_jax.drafting.refiners.transitions import (
 )
 from bpd_jax.drafting.searches.beam_search import NORMALISE, BeamSearch
 from bpd_jax.drafting.searches.growth import LatticeSearch
+from bpd_jax.models.device_ops import on_cpu
 
 AUTO, DEVICE, VITERBI, FST = ENGINES = ("auto", "device", "viterbi", "fst")
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax import cpu
 from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.models.attachment_files import save_drafter
 from bpd_jax.models.attachments import About
@@ -17,6 +16,7 @@ from bpd_jax.models.block_drafter import FROZEN, with_softmax
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.models.products import float32_sums
 from bpd_jax.models.trained_refiners import markov_factors, markov_queries
 from bpd_jax.training.heads.drafter_batches import BlockBatch, BlockBatcher
 from bpd_jax.training.heads.heads_objective import BaseObjective
@@ -138,7 +138,7 @@ class DrafterObjective(BaseObjective):
         A Markov head adds columns: [state, s_j ∘ E[y_{j-1}]] · [softmax, U]ᵀ.
         """
         tokens = jnp.asarray(batch.tokens)
-        with cpu.float32_sums():
+        with float32_sums():
             states = self.functions.teacher_forced_states(
                 trained,
                 self.features(batch.states),

@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from bpd_jax import cpu
 from bpd_jax.base.compiled import padded_length
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM, abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.decoding_parameters import prepared
 from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
 from bpd_jax.models.transformer_config import check_feature_layers
 
@@ -57,7 +57,7 @@ class FrozenModel:
             trunk = jax.device_put(trunk, shardings)
         self._params = {"trunk": trunk}
         if products == "bfloat16":
-            config, self._params, _ = cpu.prepared(config, self._params, None, products)
+            config, self._params, _ = prepared(config, self._params, None, products)
         self._batch_tokens = batch_tokens
         module = BlockwiseLM(config, mesh=mesh)
         self._run = functools.partial(read_texts, module, jnp.dtype(dtype), layers)

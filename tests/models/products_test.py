@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.cpu.products import float32_sums, logits, product
-from bpd_jax.models.quantized import Packed, quantize
+from bpd_jax.models.products import Packed, float32_sums, logits, product
+from bpd_jax.models.quantized import quantize
 
 
 def random(*shape, dtype="bfloat16", seed=0):

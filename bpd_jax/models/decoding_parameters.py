@@ -1,0 +1,109 @@
+"""A model made ready for decoding: precision, rounding, layout of its parameters."""
+
+import dataclasses
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
+from bpd_jax.base.typing import Params
+from bpd_jax.models import device_ops
+from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.device_ops import on_cpu
+from bpd_jax.models.partitioning import first_device, has_tensor_cores
+from bpd_jax.models.quantized import expanded, in_kernel, is_quantized, rounded
+from bpd_jax.models.transformer_config import INT8
+
+
+def prepared(
+    config: BlockwiseConfig,
+    params: Params,
+    mesh: Mesh | None,
+    precision: str | None,
+    *,
+    rounds: bool = False,
+) -> tuple[BlockwiseConfig, Params, str | None]:
+    """Sizes and parameters of a model as its devices decode it; the cache's dtype.
+
+    The softmax of the heads' draft vocabulary, which only drafts, may be rounded. The
+    dtype is None for that of activations.
+
+    Args:
+      precision: one of `PRECISIONS`, that of activations, products and matrices; None
+        for the model's own. Casting matrices once has the same result as casting them
+        in every pass. Vectors, such as the scales of norms, keep their precision.
+        Quantized matrices stay so, except on a CPU in another precision than float32.
+        With `int8`, matrices are rounded, and activations where they are multiplied.
+      rounds: whether matrices are rounded to 8 bits; says how large the error is.
+    """
+    trunk, params, of_cache = config.trunk, dict(params), None
+    ops = device_ops.current()
+    integers = precision == INT8
+    if rounds or integers:
+        if trunk.experts is not None:
+            raise UserError(
+                "weights_dtype=int8 does not round experts, which are most of this "
+                "model: leave it out."
+                if rounds
+                else "precision=int8 is not for models of experts."
+            )
+        if integers:
+            ops.check_integers(trunk.head_width)
+        elif on_cpu(mesh) and precision not in (None, "float32"):
+            raise UserError(
+                f"weights_dtype=int8 gains nothing with precision={precision} on a "
+                "CPU, which expands all matrices then: leave one of the two out."
+            )
+        by_output = not on_cpu(mesh)
+        params["trunk"], error = rounded(params["trunk"], by_output=by_output)
+        if error:
+            about = f"weights rounded to 8 bits: relative error {error:.2%}"
+            progress.say(about, sys.stderr)
+        elif rounds:
+            about = "all matrices are quantized already: none is rounded"
+            progress.say(about, sys.stderr)
+    if precision is not None:
+        dtype = "float32" if integers else precision
+        if on_cpu() and dtype != "float32":
+            params = expanded(params)
+        params = _cast(params, dtype)
+        of_cache = ops.cache_dtype(precision, trunk.head_width)
+        trunk = dataclasses.replace(trunk, dtype=dtype)
+    if integers:
+        params["trunk"] = ops.integer_layout(params["trunk"])
+    else:
+        params["trunk"] = decoding_layout(params["trunk"], mesh)
+    if mesh is None and has_tensor_cores(first_device(None)):
+        params["trunk"] = in_kernel(params["trunk"])
+    heads = config.heads
+    if heads is not None and heads.has_softmax and not heads.own_softmax:
+        params["heads"] = decoding_layout(params["heads"], mesh, exact=False)
+    return dataclasses.replace(config, trunk=trunk), params, of_cache
+
+
+def decoding_layout(
+    params: Params, mesh: Mesh | None = None, *, exact: bool = True
+) -> Params:
+    """The parameters of a trunk, block drafter or heads as this device reads them.
+
+    On a mesh they are as they were; see `DeviceOps.layout`.
+    """
+    if mesh is not None:
+        return params
+    return device_ops.current().layout(params, exact=exact)
+
+
+def _cast(params: Params, dtype: str) -> Params:
+    """Floating-point matrices in a dtype; quantized ones are cast in products."""
+
+    def cast(leaf: Any) -> Any:
+        if is_quantized(leaf):
+            return leaf
+        matrix = leaf.ndim > 1 and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf.astype(dtype) if matrix else leaf
+
+    return jax.tree.map(cast, params, is_leaf=is_quantized)
