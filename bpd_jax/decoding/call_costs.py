@@ -16,7 +16,7 @@ from bpd_jax.decoding.decode_loop import Weights, look
 from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.methods import Method
-from bpd_jax.decoding.options import DecodeOptions
+from bpd_jax.decoding.options import DecodeOptions, StepOptions
 from bpd_jax.drafting.interface import without_arrays
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.cache import KVCache
@@ -117,14 +117,15 @@ def measure_drafting(
 
     @jit
     def draft_on_device(model: Model, weights: Weights, state: DecodeState) -> object:
-        seen, memory, entropies = look(model, weights, drafter, state)
+        seen, memory, entropies = look(model, weights, drafter, state, StepOptions())
         return drafter.propose(seen, weights.drafter), memory, entropies
 
     # Compiled programs would keep the drafter's arrays as long as the process runs.
-    static, jitted_look = without_arrays(drafter), jit(look, static_argnames="drafter")
+    static = without_arrays(drafter)
+    jitted_look = jit(look, static_argnames=("drafter", "options"))
 
     def draft_on_host(model: Model, weights: Weights, state: DecodeState) -> object:
-        seen = jitted_look(model, weights, static, state)[0]
+        seen = jitted_look(model, weights, static, state, StepOptions())[0]
         return drafter.propose(on_host(seen), None)
 
     draft = draft_on_device if drafter.on_device else draft_on_host

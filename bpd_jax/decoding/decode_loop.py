@@ -33,7 +33,13 @@ from bpd_jax.decoding.decode_state import (
     spread,
 )
 from bpd_jax.decoding.options import StepOptions
-from bpd_jax.decoding.sampling import DRAFTS, adjusted, row_keys, stream_keys
+from bpd_jax.decoding.sampling import (
+    DRAFTS,
+    adjusted,
+    common_noise,
+    row_keys,
+    stream_keys,
+)
 from bpd_jax.decoding.verification import verify
 from bpd_jax.drafting.draft_tree import DraftTree, take
 from bpd_jax.drafting.interface import Drafter, Outcome, Prompts, View, without_arrays
@@ -174,7 +180,11 @@ def _first_state(
 
 
 def look(
-    model: Model, weights: Weights, drafter: Drafter, state: DecodeState
+    model: Model,
+    weights: Weights,
+    drafter: Drafter,
+    state: DecodeState,
+    options: StepOptions,
 ) -> tuple[PyTree, PyTree, Float[Array, "B L"] | None]:
     """First half of an iteration: `Drafter.look`.
 
@@ -189,6 +199,7 @@ def look(
         hidden=state.hidden,
         keys=stream_keys(state.keys, state.lengths, DRAFTS),
         model=model,
+        noise=common_noise(model, state.keys, state.lengths, options),
     )
     seen, memory = drafter.look(view, weights.drafter, state.memory)
     return seen, memory, drafter.entropies(seen)
@@ -363,7 +374,7 @@ def decode_on_device(
     def iterate(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
         state, calls = carry
         # ---- Propose ----
-        seen, memory, entropies = look(model, weights, drafter, state)
+        seen, memory, entropies = look(model, weights, drafter, state, options)
         tree = drafter.propose(seen, weights.drafter)
         state = dataclasses.replace(state, memory=memory)
         # ---- Verify, accept, commit ----
@@ -379,7 +390,7 @@ def decode_on_device(
     return jax.lax.while_loop(continues, iterate, (state, jnp.int32(0)))[0]
 
 
-_look = Program(look, static=("drafter",), constants=("model", "weights"))
+_look = Program(look, static=("drafter", "options"), constants=("model", "weights"))
 _serial_call = Program(
     serial_call,
     static=("drafter", "options"),
@@ -403,7 +414,7 @@ def decode_with_host(
     while on_host(state.done).sum() < (done_rows or len(state.done)):
         if max_calls is not None and calls >= max_calls:
             break
-        seen, memory, entropies = _look(model, weights, static, state)
+        seen, memory, entropies = _look(model, weights, static, state, options)
         arrays = weights.drafter if drafter.on_device else None
         # Every process drafts for its own rows.
         seen = jax.tree.map(lambda x: x[own], on_host(seen))

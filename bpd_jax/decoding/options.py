@@ -76,6 +76,9 @@ class StepOptions(Validated):
       begin_suppress_tokens: tokens that are not the first of an answer.
       min_length: least length of a text, with the prompt, that ends by an end token.
       min_new_tokens: the same without the prompt.
+      draft_noise: with a temperature and exact acceptance, weight of the random
+        numbers of the model's choice in the predictions of heads and block drafters; 0
+        to draft without them. Texts do not depend on it.
       acceptance: how draft tokens are accepted: exact and speculative are lossless,
         typical is not; see `DecodeOptions`.
       typical_epsilon, typical_delta: thresholds of typical acceptance.
@@ -100,6 +103,7 @@ class StepOptions(Validated):
     begin_suppress_tokens: Annotated[tuple[int, ...], _ID_TUPLE] | None = None
     min_length: Natural | None = None
     min_new_tokens: Natural | None = None
+    draft_noise: NonNegative = 1.0
     acceptance: Annotated[str, choice(*ACCEPTANCES)] = EXACT
     typical_epsilon: Share = 0.3
     typical_delta: Share = 0.09
@@ -124,6 +128,12 @@ class StepOptions(Validated):
     def adjusts(self) -> bool:
         """Whether the logits of the model are adjusted; see `decoding.sampling`."""
         return self.penalty != 1 or any(getattr(self, name) for name in ADJUSTMENTS[1:])
+
+    @property
+    def couples_drafts(self) -> bool:
+        """Whether drafts use the random numbers of the model's choice."""
+        samples = self.temperature > 0 and self.acceptance == EXACT
+        return samples and self.draft_noise > 0
 
     def without_adjustments(self) -> Self:
         """The options of a model whose logits are adjusted already."""

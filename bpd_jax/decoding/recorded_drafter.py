@@ -17,6 +17,8 @@ import numpy as np
 
 from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.decoding.decoder import Decoder
+from bpd_jax.decoding.options import StepOptions
+from bpd_jax.decoding.sampling import CommonNoise, common_noise
 from bpd_jax.drafting.assets import AttachedDrafter
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
@@ -100,6 +102,7 @@ class RecordedDrafter:
         anchors: Array,
         positions: int,
         width: int,
+        perturb: None = None,
     ) -> tuple[Array, Array, Array, Array | None]:
         """The candidates recorded at each row's last token."""
         rows = jnp.arange(cache.shape[0])
@@ -112,6 +115,7 @@ def record_drafter(
     next_tokens: Int[Array, " N"],
     start: Int[Array, ""],
     width: int,
+    noise: tuple[Array | None, StepOptions | None] = (None, None),
 ) -> TextDrafts:
     """Candidates of the decoder's block drafter along one text.
 
@@ -121,6 +125,7 @@ def record_drafter(
         `CHUNK`.
       start: the first of these positions, that of the prompt's last token.
       width: W, number of candidates.
+      noise: key and options of `noise_along`.
 
     Returns:
       Tokens and log-probabilities `[N, L-1, W]`, entropies `[N, L-1]`; and factors
@@ -131,12 +136,12 @@ def record_drafter(
     functions, vocab_size = drafter.functions, model.config.trunk.vocab_size
     width = min(width, functions.config.draft_vocabulary or vocab_size)
     drafts = _record(
-        model, functions, drafter.params, features, next_tokens, start, width
+        model, functions, drafter.params, features, next_tokens, start, width, *noise
     )
     return tuple(map(np.asarray, on_host(drafts)))
 
 
-@functools.partial(jax.jit, static_argnames=("functions", "width"))
+@functools.partial(jax.jit, static_argnames=("functions", "width", "options"))
 def _record(
     model: Model,
     functions: DrafterFunctions,
@@ -145,6 +150,8 @@ def _record(
     next_tokens: Int[Array, " N"],
     start: Int[Array, ""],
     width: int,
+    key: Array | None,
+    options: StepOptions | None,
 ) -> tuple[Array, ...]:
     every_position = jnp.arange(features.shape[0])[None]
 
@@ -157,7 +164,8 @@ def _record(
             model.embed(tokens)[None],
             positions[None] + 1,
         )
-        best = functions.best(drafter, states[0], width)
+        noise = noise_along(model, key, positions + 1, options)
+        best = functions.best(drafter, states[0], width, noise)
         if not functions.config.markov_reads_state:
             return best
         factors = markov_factors(drafter["markov"], states[0])
@@ -168,6 +176,24 @@ def _record(
     positions = (start + jnp.arange(len(next_tokens))).reshape(-1, CHUNK)
     drafts = jax.lax.map(drafts_at, (positions, next_tokens.reshape(-1, CHUNK)))
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), drafts)
+
+
+def noise_along(
+    model: Model,
+    key: Array | None,
+    certain: Int[Array, " N"],
+    options: StepOptions | None,
+) -> CommonNoise | None:
+    """The noise for drafts along one text; None where it has no random numbers.
+
+    Args:
+      key: the random key of the text.
+      certain: indices of the certain tokens in the text.
+      options: options with which it was sampled.
+    """
+    if key is None or options is None:
+        return None
+    return common_noise(model, jnp.broadcast_to(key, certain.shape), certain, options)
 
 
 def stack_padded(arrays: Sequence[np.ndarray], length: int) -> Array:

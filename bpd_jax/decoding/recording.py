@@ -14,12 +14,15 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
+from bpd_jax.decoding.options import DecodeOptions, StepOptions
 from bpd_jax.decoding.recorded_drafter import (
     CHUNK,
     RecordedDrafts,
+    noise_along,
     record_drafter,
     stack_padded,
 )
+from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
@@ -174,12 +177,20 @@ class RecordedModel:
 
 
 def record_text(
-    decoder: Decoder, text: Generation, width: int, *, slots: int, positions: int
+    decoder: Decoder,
+    text: Generation,
+    width: int,
+    *,
+    slots: int,
+    positions: int,
+    sampled: tuple[DecodeOptions, int] | None = None,
 ) -> RecordedText:
     """Runs the model once over a text and records its outputs.
 
     Args:
       width: W, candidates recorded per head.
+      sampled: options with which the text was sampled and the index of its prompt, for
+        candidates with the random numbers of the text; None for candidates without.
       slots, positions: lengths to which the text and its decoded part are padded;
         see `padded_sizes`. Texts of equal lengths share a compiled program.
     """
@@ -189,11 +200,17 @@ def record_text(
     start = jnp.int32(len(prompt) - 1)
     drafter, drafts = decoder.assets.drafter, None
     layers = () if drafter is None else drafter.functions.config.feature_layers
+    options, key = None, None
+    if sampled is not None:
+        options = sampled[0].step
+        [key] = row_keys(np.uint32(sampled[0].seed), jnp.array([sampled[1]]))
+    text_tokens = jnp.asarray(tokens)
     *outputs, features, next_tokens = _record(
-        decoder.model, jnp.asarray(tokens), start, width, positions, layers
+        decoder.model, text_tokens, start, key, width, positions, layers, options
     )
     if drafter is not None:
-        padded = record_drafter(decoder, features, next_tokens, start, width)
+        noise = (key, options)
+        padded = record_drafter(decoder, features, next_tokens, start, width, noise)
         drafts = tuple(array[: len(output)] for array in padded)
     # On the host, because a replay may run on another device than the model.
     arrays = (np.asarray(array)[: len(output)] for array in on_host(outputs))
@@ -220,7 +237,7 @@ def _rounded(count: int) -> int:
 
 @functools.partial(
     Program,
-    static=("width", "count", "layers"),
+    static=("width", "count", "layers", "options"),
     constants=("model",),
     in_order=True,
 )
@@ -228,9 +245,11 @@ def _record(
     model: Model,
     tokens: Int[Array, " S"],
     start: Int[Array, ""],
+    key: Array | None,
     width: int,
     count: int,
     layers: tuple[int, ...],
+    options: StepOptions | None,
 ) -> tuple[Array, ...]:
     """The outputs at `count` positions from `start` on; see `RecordedText`.
 
@@ -254,25 +273,32 @@ def _record(
     )
 
     def chunk_outputs(
-        inputs: tuple[Float[Array, "chunk D"], Float[Array, "chunk F"]],
+        inputs: tuple[
+            Float[Array, "chunk D"], Float[Array, "chunk F"], Int[Array, " chunk"]
+        ],
     ) -> tuple[Array, Array, Array, Array]:
-        states, features = inputs
+        states, features, first = inputs
         logits = model.next_token_logits(states).astype(jnp.float32)
         chosen = logits.argmax(-1)
         drafted = logits[:, model.draft_tokens(choices)]
-        first = entropy(jax.nn.log_softmax(drafted))[:, None]
+        of_model = entropy(jax.nn.log_softmax(drafted))[:, None]
         if model.block_size == 1:
             empty = jnp.zeros((states.shape[0], 0, width))
-            return empty.astype(jnp.int32), empty, first, chosen
+            return empty.astype(jnp.int32), empty, of_model, chosen
         candidates, log_probs, entropies = model.block_candidates(
-            states, model.block_size, width, chosen, features
+            states,
+            model.block_size,
+            width,
+            chosen,
+            features,
+            noise_along(model, key, first, options),
         )
-        entropies = jnp.concatenate([first, entropies], axis=1)
+        entropies = jnp.concatenate([of_model, entropies], axis=1)
         return candidates, log_probs, entropies, chosen
 
     chunks = jax.tree.map(
-        lambda array: array.reshape(count // CHUNK, CHUNK, array.shape[-1]),
-        (hidden, for_heads),
+        lambda array: array.reshape(count // CHUNK, CHUNK, *array.shape[1:]),
+        (hidden, for_heads, start + 1 + jnp.arange(count)),
     )
     candidates, log_probs, entropies, chosen = (
         array.reshape(count, *array.shape[2:])

@@ -8,9 +8,14 @@ The random numbers of a position depend only on the key of the row and on the po
 not on the drafts. All drafting methods therefore sample the same text, token for token,
 with the distribution of plain sampling: a draft token is accepted only if it is the
 token that the model samples at its position.
+
+They are known before the model runs. `CommonNoise` adds them to the predictions of
+heads and block drafters, so that these draft the token that will be sampled instead of
+the one that is most probable.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,17 +100,14 @@ def choose(
     if top_k is None or top_k >= logits.shape[-1]:
 
         def draw(key: Array, position: Array, row: Array) -> Array:
-            noise = jax.random.gumbel(jax.random.fold_in(key, position), row.shape)
-            return jnp.argmax(row + noise)
+            return jnp.argmax(row + _noise(key, position, row.shape[0]))
 
         over_nodes = jax.vmap(draw, (None, 0, 0))
         drawn = jax.vmap(over_nodes)(keys, positions, filtered(logits, options))
         return drawn.astype(jnp.int32)
 
     def draw_among(key: Array, position: Array, row: Array, tokens: Array) -> Array:
-        key_at = jax.random.fold_in(key, position)
-        token_keys = jax.vmap(jax.random.fold_in, (None, 0))(key_at, tokens)
-        return tokens[jnp.argmax(row + jax.vmap(jax.random.gumbel)(token_keys))]
+        return tokens[jnp.argmax(row + _noise_of(key, position, tokens))]
 
     # Random numbers for k tokens only: for V they would take longer than a pass.
     best, tokens = jax.lax.top_k(logits, top_k)
@@ -113,6 +115,85 @@ def choose(
     among_nodes = jax.vmap(draw_among, (None, 0, 0, 0))
     drawn = jax.vmap(among_nodes)(keys, positions, scaled, tokens)
     return drawn.astype(jnp.int32)
+
+
+def _noise(key: Array, position: Int[Array, ""], vocab_size: int) -> Float[Array, " V"]:
+    """Gumbel noise of all tokens at a position of a row."""
+    return jax.random.gumbel(jax.random.fold_in(key, position), (vocab_size,))
+
+
+def _noise_of(
+    key: Array, position: Int[Array, ""], tokens: Int[Array, " k"]
+) -> Float[Array, " k"]:
+    """The same of some tokens, with top-k."""
+    key_at = jax.random.fold_in(key, position)
+    token_keys = jax.vmap(jax.random.fold_in, (None, 0))(key_at, tokens)
+    return jax.vmap(jax.random.gumbel)(token_keys)
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonNoise:
+    """The random numbers with which the model will sample, for drafts.
+
+    The model chooses argmax (logits / t + g) with a temperature t and the Gumbel noise
+    g of the position. A head that predicts log-probabilities log q of this position
+    ranks tokens by log q + w · t · g, with the weight w of `StepOptions.draft_noise`.
+    With w = 1 and q = p it drafts the model's choice. Daliri, Musco and Suresh (2025)
+    couple a draft model so; here all positions are predicted at once, and the sums are
+    the scores of a lattice. Which token is accepted does not depend on them.
+
+    Attributes:
+      keys: one random key per row; see `row_keys`.
+      lengths: index of the certain token in each text.
+      vocab_size: V of the model.
+      options: options whose `couples_drafts` is true.
+    """
+
+    keys: Array
+    lengths: Int[Array, " B"]
+    vocab_size: int
+    options: StepOptions
+
+    def __call__(
+        self,
+        log_probs: Float[Array, "B P draft"],
+        width: int,
+        tokens: Int[Array, " draft"] | None = None,
+    ) -> Float[Array, "B P draft"]:
+        """Adds the noise of the P positions after the certain token.
+
+        Args:
+          width: number of candidates that will be chosen.
+          tokens: ids of the draft vocabulary; None if it is that of the model.
+        """
+        positions = self.lengths[:, None] + 1 + jnp.arange(log_probs.shape[1])
+        weight = self.options.draft_noise * self.options.temperature
+        top_k = self.options.top_k
+        if top_k is None or top_k >= self.vocab_size:
+
+            def add(key: Array, position: Array, row: Array) -> Array:
+                noise = _noise(key, position, self.vocab_size)
+                return row + weight * (noise if tokens is None else noise[tokens])
+        else:
+            # The model will choose among its `top_k` best tokens, the head among its.
+            count = min(max(top_k, width), log_probs.shape[-1])
+
+            def add(key: Array, position: Array, row: Array) -> Array:
+                best, places = jax.lax.top_k(row, count)
+                ids = places if tokens is None else tokens[places]
+                sums = best + weight * _noise_of(key, position, ids)
+                return jnp.full_like(row, -jnp.inf).at[places].set(sums)
+
+        return jax.vmap(jax.vmap(add, (None, 0, 0)))(self.keys, positions, log_probs)
+
+
+def common_noise(
+    model: Any, keys: Array, lengths: Int[Array, " B"], options: StepOptions
+) -> CommonNoise | None:
+    """The noise for drafts; None if the options do not couple them."""
+    if not options.couples_drafts:
+        return None
+    return CommonNoise(keys, lengths, model.config.trunk.vocab_size, options)
 
 
 def texts_of_nodes(

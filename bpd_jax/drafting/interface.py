@@ -40,7 +40,7 @@ import jax.numpy as jnp
 from bpd_jax.base.typing import Array, Float, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.drafting.lattice import Lattice
-from bpd_jax.models.model import Model
+from bpd_jax.models.model import Model, Perturbation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +53,8 @@ class View:
       next_token: the certain token: the model's choice of the next token.
       hidden: final hidden state of the last accepted token, for methods of the model.
       keys: one random key per row, for drafts that are sampled.
+      noise: adds the random numbers of the model's choice to predictions of the next
+        positions, as `sampling.CommonNoise`; None where drafts do not use them.
     """
 
     # ---- The text ----
@@ -63,6 +65,7 @@ class View:
     hidden: Float[Array, "B D"]
     keys: Array
     model: Model
+    noise: Perturbation | None = None
 
     def last_tokens(self, count: int) -> Int[Array, "B C"]:
         """The last `count` tokens of each text, padded with -1 on the left."""

@@ -11,6 +11,7 @@ certain token y_0 is at position n:
 """
 
 import dataclasses
+import functools
 
 import flax.struct
 import jax
@@ -29,7 +30,7 @@ from bpd_jax.models.cache import (
     visible_part,
 )
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.model import top_candidates
+from bpd_jax.models.model import Perturbation, top_candidates
 from bpd_jax.models.partitioning import unbox
 from bpd_jax.models.products import logits
 from bpd_jax.models.trained_refiners import (
@@ -193,6 +194,7 @@ class DrafterFunctions:
         anchors: Float[Array, "B D"],
         positions: int,
         width: int,
+        perturb: Perturbation | None = None,
     ) -> tuple[
         Int[Array, "B P W"],
         Float[Array, "B P W"],
@@ -210,14 +212,20 @@ class DrafterFunctions:
         factors = None
         if self.config.markov_reads_state:
             factors = markov_factors(params["markov"], states)
-        return (*self.best(params, states, width), factors)
+        return (*self.best(params, states, width, perturb), factors)
 
     def best(
-        self, params: Params, states: Float[Array, "... D"], width: int
+        self,
+        params: Params,
+        states: Float[Array, "... D"],
+        width: int,
+        perturb: Perturbation | None = None,
     ) -> tuple[Int[Array, "... W"], Float[Array, "... W"], Float[Array, "..."]]:
         """The best tokens by state; see `candidates`."""
+        if perturb is not None and "vocabulary" in params:
+            perturb = functools.partial(perturb, tokens=params["vocabulary"])
         indices, log_probs, entropies = top_candidates(
-            self.logits(params, states), width
+            self.logits(params, states), width, perturb
         )
         # With a Markov head, the confidence is that of the corrected first candidate.
         if self.config.confidence and not self.config.markov_rank:

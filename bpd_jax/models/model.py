@@ -1,6 +1,8 @@
 """A blockwise model with its parameters, as decoding calls it."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -16,6 +18,10 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache, spread
 from bpd_jax.models.products import StoredMatrix
 from bpd_jax.models.transformer_config import INT8, check_feature_layers
+
+Perturbation = Callable[..., Array]
+"""Changes log-probabilities before candidates are chosen: a function of `[B, P, V]`,
+the number of candidates, and perhaps `tokens`, the ids `[V]` of a draft vocabulary."""
 
 
 @flax.struct.dataclass
@@ -122,11 +128,13 @@ class Model:
         width: int,
         anchors: Int[Array, " B"] | None = None,
         features: Float[Array, "B F"] | None = None,
+        perturb: Perturbation | None = None,
     ) -> tuple[Int[Array, "B L-1 W"], Float[Array, "B L-1 W"], Float[Array, "B L-1"]]:
         """The best tokens of heads 2 … `block_size`.
 
         `anchors` are the certain tokens y_0, for heads with `reads_anchor`; `features`
-        the outputs of the heads' `feature_layers` at the last accepted tokens.
+        the outputs of the heads' `feature_layers` at the last accepted tokens;
+        `perturb` is for `top_candidates`.
 
         Returns:
           Tokens, best first; their log-probabilities over the draft vocabulary,
@@ -135,7 +143,10 @@ class Model:
         embedded = None if anchors is None else self.embed(anchors)
         states = self._apply("head_states", hidden, embedded, features)
         logits = self.draft_logits(states[:, 1:block_size])
-        indices, log_probs, entropies = top_candidates(logits, width)
+        if perturb is not None and logits.shape[-1] < self.config.trunk.vocab_size:
+            tokens = self.draft_tokens(jnp.arange(logits.shape[-1]))
+            perturb = functools.partial(perturb, tokens=tokens)
+        indices, log_probs, entropies = top_candidates(logits, width, perturb)
         return self.draft_tokens(indices), log_probs, entropies
 
     def head_logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... L V"]:
@@ -143,16 +154,22 @@ class Model:
 
 
 def top_candidates(
-    logits: Float[Array, "... V"], width: int
+    logits: Float[Array, "... V"], width: int, perturb: Perturbation | None = None
 ) -> tuple[Int[Array, "... W"], Float[Array, "... W"], Float[Array, "..."]]:
-    """The `width` best tokens, their log-probabilities, and the entropy in nats."""
+    """The `width` best tokens, their log-probabilities, and the entropy in nats.
+
+    With `perturb`, tokens and log-probabilities are of what it returns, normalised.
+    """
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    ranked = log_probs
+    if perturb is not None:
+        ranked = jax.nn.log_softmax(perturb(log_probs, width))
     # Without the barriers, XLA would merge these slices with those of a caller that
     # takes the first columns only, would not recognise the top-k on a CPU, and would
     # sort the whole vocabulary. (A single barrier on both results crashes XLA on a
     # mesh.)
     scores, tokens = map(
-        jax.lax.optimization_barrier, device_ops.current().largest(log_probs, width)
+        jax.lax.optimization_barrier, device_ops.current().largest(ranked, width)
     )
     return tokens.astype(jnp.int32), scores, entropy(log_probs)
 

@@ -10,6 +10,7 @@ from bpd_jax.base.settings import (
     TEXT,
     Count,
     Natural,
+    NonNegative,
     Path,
     Validated,
     choice,
@@ -58,11 +59,13 @@ _TEXT_SETTINGS = (
     "trained_prompts",
     "turns",
     "text_temperature",
+    "draft_noise",
     "source",
 )
 # Settings that headers of earlier versions lack, with the values that they imply.
 _ADDED_SETTINGS: dict[str, Any] = {
     "decode_lengths": {},
+    "draft_noise": 0.0,
     "source": "heads",
     "text_temperature": 0.0,
     "turns": 1,
@@ -159,6 +162,8 @@ class StudyConfig(Validated):
       text_temperature: temperature at which replayed texts are sampled; 0 is greedy.
         All methods sample the same text, and accept a draft token if it is the token
         of this text (acceptance `exact`), so that replay counts their calls.
+      draft_noise: weight of the random numbers of sampled texts in the predictions that
+        are replayed; see `DecodeOptions`.
       trained_prompts: file of prompts that block heads were trained on; examples whose
         documents they contain are left out.
       in_domain: number of texts of each task, neither reported nor tuned on, from which
@@ -198,6 +203,7 @@ class StudyConfig(Validated):
     tuners: Mapping[str, str] = dataclasses.field(default_factory=dict)
     alphas: Sequence[Annotated[float, number(0, 1e6)]] = ALPHAS
     text_temperature: Annotated[float, number(0, 1e6)] = 0.0
+    draft_noise: NonNegative = 0.0
     trained_prompts: Path | None = None
     in_domain: Natural = 0
     shown: Natural = 0
@@ -213,6 +219,8 @@ class StudyConfig(Validated):
         if not self.tasks:
             raise UserError("tasks is empty: name at least one.")
         DecodeOptions(temperature=self.text_temperature)  # Checks it.
+        if self.draft_noise and not self.text_temperature:
+            raise UserError("draft_noise is for sampled texts: set text_temperature.")
         for kind, name in self.tuners.items():
             method = parse_contender(name).method
             if class_of(method) != kind or method.setting("alpha") is not None:

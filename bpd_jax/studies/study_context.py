@@ -111,6 +111,7 @@ class StudyContext:
         return dataclasses.replace(
             self.options(task),
             temperature=self.config.text_temperature,
+            draft_noise=self.config.draft_noise,
             seed=zlib.crc32(name.encode()),
         )
 
@@ -336,6 +337,8 @@ class StudyContext:
             facts.append("entropies over the draft vocabulary")
         if config.text_temperature:
             facts.append(f"sampled at {config.text_temperature:g}")
+        if config.draft_noise:
+            facts.append(f"drafted with noise {config.draft_noise:g}")
         drafter = loaded.find_asset(ASSET_FOLDERS["drafter"])
         if config.source == "block" and drafter is not None:
             facts.append(content_digest(drafter))
@@ -352,18 +355,19 @@ class StudyContext:
         total = 2 * len(examples) * self.config.new_tokens(task)
         with progress.bar(label="decoding", total=total, unit=" tokens") as bar:
             bar.set_postfix_str(task, refresh=False)
-            decoded = decoder.decode(
-                GREEDY,
-                prompts,
-                self.text_options(task, examples),
-                on_progress=bar.update,
-            )
+            options = self.text_options(task, examples)
+            decoded = decoder.decode(GREEDY, prompts, options, on_progress=bar.update)
             slots, positions = padded_sizes(decoded)
             width = min(decoder.width, decoder.model.config.draft_vocab_size)
             recorded: dict[int, RecordedText] = {}
-            for index, text in zip(order, decoded, strict=True):
+            for row, (index, text) in enumerate(zip(order, decoded, strict=True)):
                 recorded[index] = record_text(
-                    decoder, text, width, slots=slots, positions=positions
+                    decoder,
+                    text,
+                    width,
+                    slots=slots,
+                    positions=positions,
+                    sampled=(options, row),
                 )
                 bar.update(len(text.output_ids))
         return [recorded[index] for index in range(len(examples))]

@@ -15,6 +15,7 @@ from bpd_jax.decoding.options import DecodeOptions, StepOptions
 from bpd_jax.decoding.sampling import (
     ACCEPTANCE,
     DRAFTS,
+    CommonNoise,
     adjusted,
     choose,
     filtered,
@@ -100,6 +101,23 @@ def test_choices_follow_the_filtered_logits_with_ties(filters, kept):
     want = jax.nn.softmax(filtered_logits)
     np.testing.assert_allclose(share, want, atol=4 * 0.5 / np.sqrt(count))
     assert not share[kept:].any()
+
+
+@pytest.mark.parametrize("top_k", [None, 5])
+@pytest.mark.parametrize("temperature", [0.7, 2.0])
+def test_drafts_of_right_predictions_are_what_will_be_sampled(top_k, temperature):
+    """With the model's own predictions, of a permuted vocabulary too."""
+    options = StepOptions(temperature=temperature, top_k=top_k)
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 50)))
+    keys, lengths = row_keys(4, jnp.array([0, 3])), jnp.array([7, 9])
+    positions = lengths[:, None] + 1 + jnp.arange(6)
+    sampled = choose(logits, positions, keys, options)
+    noise = CommonNoise(keys, lengths, 50, options)
+    log_probs, order = jax.nn.log_softmax(logits), jnp.arange(50)[::-1]
+    np.testing.assert_array_equal(noise(log_probs, 3).argmax(-1), sampled)
+    permuted = noise(log_probs[..., order], 3, order)
+    np.testing.assert_array_equal(order[permuted.argmax(-1)], sampled)
+    assert (sampled != logits.argmax(-1)).any()
 
 
 def test_rounding_changes_as_few_draws_with_top_k_as_without():

@@ -137,9 +137,10 @@ def test_openfst_is_compared_with_the_exact_search(context):
         assert record.milliseconds > 0 < record.exact_milliseconds
 
 
-@pytest.mark.parametrize("contender", ["bpd", "ngram:2"])
-def test_records_of_sampled_texts_equal_those_of_sampling(context, contender):
-    config = dataclasses.replace(context.config, text_temperature=0.7)
+@pytest.mark.parametrize("contender, noise", [("bpd", 0.0), ("ngram:2", 1.0)])
+def test_records_of_sampled_texts_equal_those_of_sampling(context, contender, noise):
+    settings = {"text_temperature": 0.7, "draft_noise": noise}
+    config = dataclasses.replace(context.config, **settings)
     sampled = StudyContext(config, context.workdir)
     examples = sampled.examples("held_out")
     options = sampled.text_options("held_out", examples)
@@ -165,6 +166,8 @@ def test_records_of_sampled_texts_equal_those_of_sampling(context, contender):
         StudyContext(config, context.workdir, Shard(1, 2))
     with pytest.raises(UserError, match="temperature must be 0"):
         dataclasses.replace(config, text_temperature=1e-9)
+    with pytest.raises(UserError, match="draft_noise is for sampled texts"):
+        dataclasses.replace(context.config, draft_noise=1.0)
 
 
 def test_recorded_texts_are_reused(context, trained):

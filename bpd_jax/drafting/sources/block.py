@@ -57,7 +57,7 @@ class BlockSource(LatticeSource):
         if self.feature_layers:
             anchors = view.model.embed(view.next_token)
         candidates = self.functions.candidates(
-            arrays, memory, anchors, self.block_size - 1, self.width
+            arrays, memory, anchors, self.block_size - 1, self.width, view.noise
         )
         return build_lattice(view.next_token, *candidates), memory
 

@@ -116,7 +116,12 @@ class HeadsSource(LatticeSource):
     ) -> tuple[Lattice, PyTree]:
         """Evaluates the heads on the hidden state of the last token."""
         candidates = view.model.block_candidates(
-            view.hidden, self.block_size, self.width, view.next_token, memory
+            view.hidden,
+            self.block_size,
+            self.width,
+            view.next_token,
+            memory,
+            view.noise,
         )
         return build_lattice(view.next_token, *candidates), memory
 
