@@ -2,6 +2,7 @@
 
 import codecs
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import AUTO, Method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.models import device_ops
+from bpd_jax.models.decoding_parameters import check_precision
 from bpd_jax.models.device_ops import on_cpu
 from bpd_jax.models.partitioning import MeshConfig, decoding_mesh
 from bpd_jax.models.transformer_config import INT8, PRECISIONS
@@ -99,19 +101,21 @@ def load(
     ):
         if value not in (None, *known):
             raise UserError(f"{setting} is one of {', '.join(known)}, not {value!r}.")
-    if devices is not None and precision == INT8:
-        raise UserError("precision=int8 is for one device: leave out the mesh.")
     if weights_dtype == INT8 and hosts.count() > 1:
         raise UserError("weights_dtype=int8 is for one process: leave it out.")
     fast = devices is None and device_ops.current().multiplies_quantized(precision)
     stored = weights_dtype == STORED or (weights_dtype is None and fast)
     # Rounding to blocks leaves what is quantized.
     stored |= weights_dtype == INT8 and on_cpu(devices)
-    loaded = load_model(name, heads, weights, devices, stored=stored)
+    rounds = weights_dtype == INT8
+    check = functools.partial(
+        check_precision, mesh=devices, precision=precision, rounds=rounds
+    )
+    loaded = load_model(name, heads, weights, devices, stored=stored, check=check)
     loaded = loaded if chat else loaded.without_chat()
     loaded = loaded.with_template(template)
     loaded = with_assets(loaded, assets)
-    loaded = loaded.for_decoding(precision, rounds=weights_dtype == INT8)
+    loaded = loaded.for_decoding(precision, rounds=rounds)
     # What matrices were arranged or rounded from.
     return_freed_memory()
     return loaded

@@ -11,6 +11,7 @@ from bpd_jax import api
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.reading import SMALLEST_VOCABULARY
 from bpd_jax.data.tokenizer import train_bpe
+from bpd_jax.decoding import run_loading
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.models.partitioning import MeshConfig
@@ -50,10 +51,13 @@ def test_methods_give_the_same_completions(lm):
     [
         ({"precision": "int4"}, "precision is one of float32, .*, int8, not 'int4'"),
         ({"precision": "int8", "mesh": MeshConfig()}, "precision=int8 is for one dev"),
-        ({"precision": "int8"}, "precision=int8 is for models whose matrices"),
+        ({"precision": "int8"}, "in blocks of 32 numbers, but d_model .* has 16 feat"),
     ],
 )
-def test_precisions_that_do_not_exist_are_refused(trained, options, message):
+def test_precisions_are_refused_before_weights_are_read(
+    trained, options, message, monkeypatch
+):
+    monkeypatch.delattr(run_loading, "load_run_parameters")
     with pytest.raises(UserError, match=message):
         api.load(str(trained / "run"), **options)
 

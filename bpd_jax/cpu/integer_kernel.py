@@ -103,6 +103,7 @@ def tiled(matrix: QuantizedMatrix, width: int | None = None) -> TiledMatrix:
     """A matrix in blocks of 16 or 32 numbers as the kernel reads it; `width` is W."""
     width = width or lanes()
     assert width is not None
+    assert matrix.block in BLOCKS
     offset = 0
     integers = np.asarray(matrix.integers)
     # ARM multiplies signed integers with signed ones.

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import AnyArray, Array, Params
-from bpd_jax.cpu.integer_kernel import BLOCKS, TiledMatrix, lanes, tiled
+from bpd_jax.cpu.integer_kernel import BLOCKS, lanes, tiled
 from bpd_jax.cpu.products import KernelPacked
 from bpd_jax.cpu.tile import tile_of_processor
 from bpd_jax.models.products import SOFTMAX, Packed
@@ -70,26 +69,18 @@ def decoding_layout(params: Params, *, exact: bool = True) -> Params:
 def integer_layout(params: Params) -> Params:
     """The quantized parameters of a trunk as integer products read them.
 
-    All matrices are quantized, and `CpuOps.check_integers` accepts the model.
+    All matrices are quantized in `BLOCKS`: `CpuOps.check_integers` accepts the model.
     """
 
     def arranged(tree: Any) -> Any:
         if isinstance(tree, dict):
             return {key: arranged(sub) for key, sub in tree.items()}
         if isinstance(tree, Packed):
-            return KernelPacked(tiles(tree.rows), tree.shape)
+            return KernelPacked(tiled(tree.rows), tree.shape)
         return tree
 
-    def tiles(rows: Any) -> TiledMatrix:
-        if not isinstance(rows, QuantizedMatrix) or rows.block not in BLOCKS:
-            raise UserError(
-                "precision=int8 is for models whose matrices are in blocks of 16 or "
-                "32 numbers, but one has rows that cannot be split into them."
-            )
-        return tiled(rows)
-
     name = "softmax" if "softmax" in params else "embedding"
-    softmax = tiles(params[name])
+    softmax = tiled(params[name])
     packed = KernelPacked(softmax, softmax.shape[::-1])
     return {**arranged(params), name: softmax, SOFTMAX: packed}
 

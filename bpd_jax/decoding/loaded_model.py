@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -20,12 +20,16 @@ from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.decoding_parameters import prepared
 from bpd_jax.models.model import Model
+from bpd_jax.models.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
     # A pretrained model, which has no task, is loaded without the modules of tasks.
     from bpd_jax.data.example_task import DataTask
 
 Message = Mapping[str, str]
+
+# Raises a `UserError` if a model of these sizes is not to be loaded.
+SizesCheck = Callable[[TransformerConfig], None]
 
 # A text, token ids, or a conversation.
 Prompt = str | Sequence[int] | np.ndarray | Sequence[Message]

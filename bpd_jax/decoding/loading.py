@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.tokenizer import Tokenizer
-from bpd_jax.decoding.loaded_model import Chat, LanguageModel
+from bpd_jax.decoding.loaded_model import Chat, LanguageModel, SizesCheck
 from bpd_jax.drafting.assets import read_accuracies
 from bpd_jax.formats.pretrained_checkpoint import Checkpoint, load_trunk
 from bpd_jax.models.attachment_files import HEADS_KIND, attach_heads, load_heads
@@ -54,6 +54,7 @@ def load_model(
     mesh: Mesh | None = None,
     *,
     stored: bool = False,
+    check: SizesCheck | None = None,
 ) -> LanguageModel:
     """Loads a model.
 
@@ -67,6 +68,7 @@ def load_model(
         `formats.file_parts`), for hosts without the package that contains it.
       mesh: devices that share the parameters; None for the first device.
       stored: whether quantized matrices stay so, for decoding; see `load_trunk`.
+      check: is called with the sizes of the model before its weights are read.
     """
     if weights is not None:
         from bpd_jax.formats.file_parts import joined_file
@@ -76,14 +78,14 @@ def load_model(
                 f"--weights is for {', '.join(PACKAGED)} only, not for {name}."
             )
         with joined_file(weights) as file:
-            return _load_pretrained(name, file, heads, mesh, stored)
+            return _load_pretrained(name, file, heads, mesh, stored, check)
     if name in PACKAGED:
-        return _load_pretrained(name, find_packaged(name), heads, mesh, stored)
+        return _load_pretrained(name, find_packaged(name), heads, mesh, stored, check)
     path = as_path(KNOWN_RUNS.get(name, name))
     check_file(path)
     if path.is_file() or (path / "config.json").is_file():
         name = path.stem if path.is_file() else path.name
-        return _load_pretrained(name, path, heads, mesh, stored)
+        return _load_pretrained(name, path, heads, mesh, stored, check)
     if not path.is_dir():
         known_names = ", ".join([*KNOWN_RUNS, *PACKAGED])
         hint = " (make train-demo trains it)" if name in KNOWN_RUNS else ""
@@ -97,7 +99,7 @@ def load_model(
     # Imported here, so that each kind of model imports only the modules that it needs.
     from bpd_jax.decoding.run_loading import load_run
 
-    return load_run(path, mesh)
+    return load_run(path, mesh, check)
 
 
 def open_checkpoint(path: pathlib.Path) -> Checkpoint:
@@ -113,9 +115,16 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
 
 
 def _load_pretrained(
-    name: str, path: pathlib.Path, heads: str | None, mesh: Mesh | None, stored: bool
+    name: str,
+    path: pathlib.Path,
+    heads: str | None,
+    mesh: Mesh | None,
+    stored: bool,
+    check: SizesCheck | None,
 ) -> LanguageModel:
     checkpoint = open_checkpoint(path)
+    if check is not None:
+        check(checkpoint.config)
     tokens = checkpoint.tokenizer.get_vocab_size(with_added_tokens=False)
     if tokens > checkpoint.config.vocab_size:
         raise UserError(

@@ -20,7 +20,7 @@ from bpd_jax.data.example_readers import read_examples
 from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask, task_from_json
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import Tokenizer
-from bpd_jax.decoding.loaded_model import LanguageModel
+from bpd_jax.decoding.loaded_model import LanguageModel, SizesCheck
 from bpd_jax.models.blockwise_config import load_config
 from bpd_jax.models.model import Model
 from bpd_jax.storage import files
@@ -31,14 +31,21 @@ from bpd_jax.training.run_names import CHECKPOINTS, whole_steps
 _BATCH = 256
 
 
-def load_run(folder: pathlib.Path, mesh: Mesh | None) -> LanguageModel:
-    """Loads the model of a run folder, or of one of its checkpoints."""
+def load_run(
+    folder: pathlib.Path, mesh: Mesh | None, check: SizesCheck | None = None
+) -> LanguageModel:
+    """Loads the model of a run folder, or of one of its checkpoints.
+
+    `check` is called as `load_model` says.
+    """
     if folder.parent.name == "checkpoints" and folder.name.isdigit():
         step: int | None = int(folder.name)
         folder = folder.parent.parent
     else:
         step = selected_step(folder)
     config = load_config(folder / "model.json")
+    if check is not None:
+        check(config.trunk)
     tokenizer = Tokenizer.load(folder)
     return LanguageModel(
         name=folder.name,

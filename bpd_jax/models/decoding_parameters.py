@@ -16,7 +16,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.device_ops import on_cpu
 from bpd_jax.models.partitioning import first_device, has_tensor_cores
 from bpd_jax.models.quantized import expanded, in_kernel, is_quantized, rounded
-from bpd_jax.models.transformer_config import INT8
+from bpd_jax.models.transformer_config import INT8, TransformerConfig
 
 
 def prepared(
@@ -41,23 +41,10 @@ def prepared(
       rounds: whether matrices are rounded to 8 bits; says how large the error is.
     """
     trunk, params, of_cache = config.trunk, dict(params), None
+    check_precision(trunk, mesh, precision, rounds=rounds)
     ops = device_ops.current()
     integers = precision == INT8
     if rounds or integers:
-        if trunk.experts is not None:
-            raise UserError(
-                "weights_dtype=int8 does not round experts, which are most of this "
-                "model: leave it out."
-                if rounds
-                else "precision=int8 is not for models of experts."
-            )
-        if integers:
-            ops.check_integers(trunk.head_width)
-        elif on_cpu(mesh) and precision not in (None, "float32"):
-            raise UserError(
-                f"weights_dtype=int8 gains nothing with precision={precision} on a "
-                "CPU, which expands all matrices then: leave one of the two out."
-            )
         by_output = not on_cpu(mesh)
         params["trunk"], error = rounded(params["trunk"], by_output=by_output)
         if error:
@@ -83,6 +70,32 @@ def prepared(
     if heads is not None and heads.has_softmax and not heads.own_softmax:
         params["heads"] = decoding_layout(params["heads"], mesh, exact=False)
     return dataclasses.replace(config, trunk=trunk), params, of_cache
+
+
+def check_precision(
+    trunk: TransformerConfig,
+    mesh: Mesh | None,
+    precision: str | None,
+    *,
+    rounds: bool = False,
+) -> None:
+    """Checks that `prepared` takes a model of these sizes, before weights are read."""
+    if trunk.experts is not None and (rounds or precision == INT8):
+        raise UserError(
+            "weights_dtype=int8 does not round experts, which are most of this "
+            "model: leave it out."
+            if rounds
+            else "precision=int8 is not for models of experts."
+        )
+    if precision == INT8:
+        if mesh is not None:
+            raise UserError("precision=int8 is for one device: leave out the mesh.")
+        device_ops.current().check_integers(trunk)
+    elif rounds and on_cpu(mesh) and precision not in (None, "float32"):
+        raise UserError(
+            f"weights_dtype=int8 gains nothing with precision={precision} on a "
+            "CPU, which expands all matrices then: leave one of the two out."
+        )
 
 
 def decoding_layout(

@@ -134,11 +134,8 @@ class DeviceOps:
         """
         return params
 
-    def check_integers(self, head_width: int) -> None:
-        """Checks that integers can be multiplied here and in this model.
-
-        `head_width` is H, the number of features of a head.
-        """
+    def check_integers(self, trunk: TransformerConfig) -> None:
+        """Checks that integers can be multiplied here and in a model of these sizes."""
         raise UserError(
             "precision=int8 needs a CPU with AVX2, AVX-512 or ARM's products of "
             "integers: only there are the texts of all methods equal."

@@ -90,7 +90,7 @@ def rounded_model(model, mesh=None, *, integer_products=False):
     if integer_products:
         width = model.config.trunk.head_width
         ops = device_ops.current()
-        ops.check_integers(width)
+        ops.check_integers(model.config.trunk)
         params = {**model.params, "trunk": ops.integer_layout(trunk)}
         dtype = ops.cache_dtype("int8", width)
         return dataclasses.replace(model, params=params, cache_dtype=dtype)
