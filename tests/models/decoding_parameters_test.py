@@ -8,7 +8,6 @@ from bpd_jax.models.model import Model
 from bpd_jax.models.transformer_config import TransformerConfig
 from tests.decoding.random_models import make_model
 
-
 EXPERTS = {"experts": 4, "chosen_experts": 2, "gated": True, "mlp_bias": False}
 SIZES = {"d_model": 64, "d_ff": 96, "num_heads": 4, "head_dim": 16, "num_layers": 1}
 
