@@ -1,4 +1,4 @@
-"""Time and memory of building an n-gram model: count, Katz, prune.
+"""Time and memory of building an n-gram model: count, Katz, prune; its ARPA file.
 
     python -m benchmarks.ngram_build --text='corpus/train-*.jsonl.gz'
     python -m benchmarks.ngram_build --tokens=ids.npy --end_of_text=50256 \\
@@ -29,6 +29,8 @@ from bpd_jax.ngrams.counting import bounded_memory
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.counting.sources import TokenSource, open_source
 from bpd_jax.ngrams.counting.windows import TokenBatch
+from bpd_jax.ngrams.formats.arpa import write_arpa
+from bpd_jax.ngrams.formats.arpa_reader import read_arpa
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.prune import prune
 
@@ -124,10 +126,14 @@ def main() -> None:
             del counts
             with watch.stage("prune"):
                 model = prune(model, MAX_NGRAMS.value)
-            sizes = model.sizes
+            sizes, vocab_size = model.sizes, model.vocab_size
+            with watch.stage("write_arpa"):
+                write_arpa(model, f"{work}/model.arpa")
             del model
+            with watch.stage("read_arpa"):
+                read_arpa(f"{work}/model.arpa", vocab_size=vocab_size)
     medians = {stage: statistics.median(all_) for stage, all_ in watch.seconds.items()}
-    build_seconds = sum(medians.values()) - medians["read"]
+    build_seconds = sum(medians[stage] for stage in ("count", "estimate", "prune"))
     result = {
         **records.about("ngram_build"),
         "tokens": loaded.tokens,
@@ -140,6 +146,9 @@ def main() -> None:
         "fastest_seconds": {stage: min(all_) for stage, all_ in watch.seconds.items()},
         "count_estimate_prune_seconds": build_seconds,
         "tokens_per_second": loaded.tokens / build_seconds,
+        "arpa_ngrams_per_second": {
+            stage: sum(sizes) / medians[stage] for stage in ("write_arpa", "read_arpa")
+        },
         "peak_megabytes_by_end_of_stage": watch.peaks,
     }
     records.write(OUTPUT.value, result)

@@ -34,7 +34,7 @@ from experiments.table12.latency import (
     refine_milliseconds,
 )
 
-NGRAM = cli.DEFINE_path("ngram", None, "n-gram model: folder, ARPA file or .fst.")
+NGRAM = cli.DEFINE_path("ngram", None, "n-gram model: folder or ARPA file.")
 SYNTHETIC = flags.DEFINE_integer(
     "synthetic", None, "size of a synthetic 4-gram model to use instead.", 100_000
 )

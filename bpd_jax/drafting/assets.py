@@ -199,9 +199,8 @@ class AssetPaths(Validated):
     """Paths of assets by their names; None for those in the model's folder.
 
     Attributes:
-      ngram: folder of an n-gram model, or a file of one: ARPA with token ids, or
-        OpenFst (.fst). Default of this and the following flags: that of the model's
-        folder.
+      ngram: folder of an n-gram model, or an ARPA file with token ids. Default
+        of this and the following flags: that of the model's folder.
       rescorer: run folder of a small LM, for the refiner neural.
       draft_model: run folder of a smaller LM, for draft_model.
       markov: folder of a Markov refiner.

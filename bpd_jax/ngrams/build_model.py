@@ -242,8 +242,8 @@ def _read_model(settings: BuildSettings) -> NGramModel:
     for name in ("vocab_size", "end_of_text", "model_symbols"):
         if path.is_dir() and getattr(settings, name) is not None:
             raise UserError(
-                f"--{name} applies to ARPA and .fst files only, not to the folder "
-                f"{path}: leave it out."
+                f"--{name} applies to ARPA files only, not to the folder {path}: leave "
+                "it out."
             )
     table = settings.model_symbols
     return load_model(

@@ -139,8 +139,7 @@ class BuildSettings(CountSettings):
 
     Attributes:
       counts: folder of counts that `count_ngrams` wrote.
-      model: a model to prune or convert: a folder, or an ARPA or .fst file (which
-        pynini reads).
+      model: a model to prune or convert: a folder, or an ARPA file.
       model_symbols: symbol table of a model file with strings; by default it contains
         token ids.
       max_ngrams: prune to at most this many n-grams of all orders.

@@ -98,16 +98,16 @@ def test_tokens_are_written_as_strings(tmp_path, tokens):
     make(output, tokens=tokens, order=2, symbols=str(table), **IDS)
     assert read_symbols(output / SYMBOLS_FILE) == names
     model = NGramModel.load(output)
-    for path in (output / ARPA_FILE, output / FST_FILE):
-        assert_same(load_model(path, symbols=names, end_of_text=9), model, **ROUNDED)
-        # Reads strings with the symbol table and writes ids.
-        make(
-            tmp_path / "plain",
-            model=str(path),
-            model_symbols=str(output / SYMBOLS_FILE),
-            end_of_text=9,
-        )
-        assert_same(NGramModel.load(tmp_path / "plain"), model, **ROUNDED)
+    path = output / ARPA_FILE
+    assert_same(load_model(path, symbols=names, end_of_text=9), model, **ROUNDED)
+    # Reads strings with the symbol table and writes ids.
+    make(
+        tmp_path / "plain",
+        model=str(path),
+        model_symbols=str(output / SYMBOLS_FILE),
+        end_of_text=9,
+    )
+    assert_same(NGramModel.load(tmp_path / "plain"), model, **ROUNDED)
     assert not (tmp_path / "plain" / SYMBOLS_FILE).exists()
 
 
@@ -130,7 +130,7 @@ def test_models_are_converted_and_pruned(tmp_path, tokens):
     folder = tmp_path / "one"
     make(folder, tokens=tokens, order=3, **IDS)
     original = NGramModel.load(folder)
-    for name in ("", ARPA_FILE, FST_FILE):
+    for name in ("", ARPA_FILE):
         make(tmp_path / "x", model=str(folder / name), **(IDS if name else {}))
         model = NGramModel.load(tmp_path / "x")
         assert_same(model, original, **ROUNDED)
@@ -189,7 +189,7 @@ def test_settings_that_folders_state_are_refused(tmp_path, tokens):
     bounded_memory.count_to_folder(sources.open_source(tokens=tokens), counts, order=3)
     output = tmp_path / "x"
     for settings, message in (
-        ({"model": model, "vocab_size": 20}, "--vocab_size applies to ARPA and"),
+        ({"model": model, "vocab_size": 20}, "--vocab_size applies to ARPA"),
         ({"counts": counts, "end_of_text": 20}, "--end_of_text applies to --tokens"),
         ({"counts": counts, "order": 6}, "--order is 6, but .*counts has .* up to 3"),
         ({"counts": counts, "max_per_order": (9, 9, 9)}, "--max_per_order has 3 num"),
@@ -204,6 +204,9 @@ def test_missing_models_are_refused(tmp_path):
         load_model(tmp_path / "missing")
     with pytest.raises(UserError, match="an n-gram model"):
         load_model(tmp_path)
+    (tmp_path / "model.fst").touch()
+    with pytest.raises(UserError, match=r"model.fst is an automaton.*its ARPA file"):
+        load_model(tmp_path / "model.fst")
 
 
 def test_unseen_tokens_are_added_after_pruning(tmp_path, tokens):

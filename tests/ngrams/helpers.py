@@ -92,3 +92,28 @@ def ngram_set(arrays: NGramArrays) -> set[tuple[int, ...]]:
         for order in range(1, len(arrays.keys) + 1)
         for row in arrays.ngrams(order).tolist()
     }
+
+
+# Back-off weights without extensions (`2`, `0 1`), an impossible bigram, no </s>.
+ODD_ARPA = r"""\\data\\
+ngram 1=4
+ngram 2=4
+ngram 3=1
+
+\\1-grams:
+-99 <s> -0.3
+-0.5 0 -0.2
+-0.4 1 -0.1
+-0.9 2 -1.5
+
+\\2-grams:
+-0.2 <s> 0 0.4
+-0.3 0 1 0.6
+-inf 1 0
+-0.7 1 1
+
+\\3-grams:
+-0.1 <s> 0 1
+
+\\end\\
+""".replace("\\\\", "\\")

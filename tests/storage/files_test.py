@@ -8,7 +8,6 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data import text_readers
-from bpd_jax.ngrams.formats.openfst_reader import model_from_fst
 from bpd_jax.storage import files, paths
 
 
@@ -143,6 +142,6 @@ def test_size_limit_of_reading(tmp_path):
         files.read_bytes("/dev/zero", 9)
     # The size is checked before memory is allocated.
     os.truncate(path, 1 << 40)
-    for read in (files.read_bytes, text_readers.read_text, model_from_fst):
-        with pytest.raises((ValueError, UserError), match=r"more than|not a file of"):
+    for read in (files.read_bytes, text_readers.read_text):
+        with pytest.raises((ValueError, UserError), match="more than"):
             read(path)

@@ -28,48 +28,6 @@ _NPY_MAGIC = b"\x93NUMPY"
 _ARRAY_BLOCK = 1 << 21  # tokens
 
 
-class TextBlocks:
-    """Reads a file of n-grams by blocks or by single lines.
-
-    Attributes:
-      block: `[n]` uint8, complete lines of the file.
-      at: index in `block` of the next line. A caller that parses lines of `block`
-        advances `at` and `number`.
-      number: number of the last line that was read, from 1.
-    """
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.block = np.zeros(0, np.uint8)
-        self.at = 0
-        self.number = 0
-        self._bytes = b""
-        self._pieces = line_blocks(path, None)
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._pieces.close()
-
-    def next_line(self) -> bytes | None:
-        """Returns the next line without its newline; None at the end of the file."""
-        if not self.fill():
-            return None
-        end = self._bytes.index(b"\n", self.at)
-        line = self._bytes[self.at : end]
-        self.at = end + 1
-        self.number += 1
-        return line
-
-    def fill(self) -> bool:
-        """Reads the next block if `block` is used up; returns False at the end."""
-        while self.at == self.block.size:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return False
-            self._bytes = piece
-            self.block, self.at = np.frombuffer(piece, np.uint8), 0
-        return True
-
-
 def line_blocks(path: pathlib.Path, label: str | None) -> Generator[bytes, None, None]:
     """Yields blocks of complete lines of a plain or gzip file.
 

@@ -5,7 +5,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,19 +14,20 @@ from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.backoff import NEVER
-from bpd_jax.ngrams.counting.token_files import TextBlocks, parse_id
+from bpd_jax.ngrams.counting.token_files import line_blocks, parse_id
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.storage.paths import as_path
 
 _LOG10 = math.log(10)
 
-# Stand for other symbols until V is known; those of `arpa_kernels`.
+# Stand for other symbols until V is known.
 _EOS, _BOS, _UNKNOWN = -1, -2, -3
 _BOUNDARIES = {b"</s>": _EOS, b"<s>": _BOS}
 _UNKNOWNS = {b"<unk>": _UNKNOWN, b"<UNK>": _UNKNOWN}
 
 # Only these separate fields; a name may contain any other character.
 _BLANKS = b" \t\r\n"
+_IS_BLANK = np.isin(np.arange(256), list(_BLANKS))
 _SEPARATOR = re.compile(rb"[ \t\r\n]+")
 _SIZE = rb"ngram[ \t\r]+%d[ \t\r]*=[ \t\r]*(\d{1,18})"
 
@@ -99,12 +100,59 @@ def read_arpa(
     )
 
 
-class _Reader:
-    """Reads an ARPA file in one pass.
+class _Lines:
+    """The lines of a file.
 
-    A compiled loop parses lines of ids in the usual form, 30 times as fast as Python.
-    All other lines are parsed in Python, which also reports errors.
+    Attributes:
+      number: number of the last line that was taken, from 1.
     """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.number = 0
+        self._blocks = line_blocks(path, None)
+        self._block = b""
+        self._ends = np.zeros(0, np.int64)  # Of the lines of the block.
+        self._taken = 0  # Lines of the block.
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._blocks.close()
+
+    def take(self, most: int) -> bytes:
+        """The next lines, at most this many; nothing at the end of the file."""
+        while self._taken == self._ends.size:
+            block = next(self._blocks, None)
+            if block is None:
+                return b""
+            newlines = np.frombuffer(block, np.uint8) == ord("\n")
+            self._block, self._ends = block, np.flatnonzero(newlines) + 1
+            self._taken = 0
+        begin = self._ends[self._taken - 1] if self._taken else 0
+        last = min(self._taken + most, self._ends.size)
+        self.number += last - self._taken
+        self._taken = last
+        return self._block[begin : self._ends[last - 1]]
+
+
+class _Symbols(dict[bytes, int]):
+    """Tokens by their fields: names, or decimal ids, which are added when met."""
+
+    def __init__(self, names: Sequence[str] | None) -> None:
+        named = {name.encode(): token for token, name in enumerate(names or ())}
+        super().__init__(_UNKNOWNS | named | _BOUNDARIES)
+        self._has_ids = names is None
+
+    def __missing__(self, field: bytes) -> int:
+        token = parse_id(field) if self._has_ids else -1
+        if token < 0:
+            kind = "a token id" if self._has_ids else "in the symbol table"
+            raise ValueError(f"{_quoted(field)} is not {kind}")
+        self[field] = token
+        return token
+
+
+class _Reader:
+    """Reads an ARPA file in one pass, by columns of some thousands of lines."""
 
     def __init__(
         self,
@@ -112,12 +160,10 @@ class _Reader:
         vocab_size: int | None,
         symbols: Sequence[str] | None,
     ) -> None:
-        self.text = TextBlocks(path)
+        self.text = _Lines(path)
         # 0 until the unigrams are read.
         self.vocab_size = len(symbols) if symbols is not None else vocab_size or 0
-        self._has_ids = symbols is None
-        named = {name.encode(): token for token, name in enumerate(symbols or ())}
-        self._names = _UNKNOWNS | named | _BOUNDARIES
+        self._symbols = _Symbols(symbols)
         self._path = path
 
     @property
@@ -125,7 +171,7 @@ class _Reader:
         """Number of symbols."""
         return trie.symbol_width(self.vocab_size)
 
-    def _fail(self, reason: str, line: int | None = None) -> NoReturn:
+    def _fail(self, reason: str, line: np.int64 | int | None = None) -> NoReturn:
         raise UserError(f"{self._path}, line {line or self.text.number}: {reason}.")
 
     def _fail_at(self, section: _Section, wrong: Any, reason: str) -> None:
@@ -135,7 +181,7 @@ class _Reader:
 
     def _next_line(self) -> bytes:
         """Returns the next line that is not blank."""
-        while (line := self.text.next_line()) is not None:
+        while line := self.text.take(1):
             if line := line.strip(_BLANKS):
                 return line
         raise UserError(
@@ -163,7 +209,7 @@ class _Reader:
         line = self._next_line()
         if line != b"\\end\\":
             self._fail(f"expected \\end\\, found {_quoted(line)}")
-        while self.text.next_line() is not None:
+        while self.text.take(_ROWS):
             pass  # The checksum of a gzip file is at its end.
         return sections
 
@@ -195,88 +241,95 @@ class _Reader:
                 "missing"
             )
         # Arrays are allocated for existing lines, because the header may be wrong.
-        parts, count = [self._parse_block(order, 0, may_have_weight)], 0
+        parts, count = [np.empty(0, _fields(order))], 0
         while count < size:
-            part = parts[0]
-            if self._has_ids:
-                part = self._parse_block(order, size - count, may_have_weight)
-            if not part.size:
-                # A single line, unless all are parsed here.
-                most = 1 if self._has_ids else min(size - count, _ROWS)
-                lines = [self._line(order, size, may_have_weight) for _ in range(most)]
-                part = np.array(lines, _fields(order))
-            parts.append(part)
-            count += part.size
+            text = self.text.take(min(size - count, _ROWS))
+            if not text:
+                self._next_line()  # Reports the end of the file.
+            parts.append(self._parse(text, order, size, may_have_weight))
+            count += parts[-1].size
         return np.concatenate(parts)
 
-    def _parse_block(self, order: int, limit: int, may_have_weight: bool) -> _Section:
-        """Parses up to `limit` n-grams, and stops at a line of unusual form."""
-        from bpd_jax.ngrams.formats import arpa_kernels
+    def _parse(
+        self, text: bytes, order: int, size: int, may_have_weight: bool
+    ) -> _Section:
+        """Parses the n-grams of the lines that were taken last, column by column."""
+        letters = np.frombuffer(text, np.uint8)
+        inside = ~_IS_BLANK[letters]
+        begins = inside & np.append(True, ~inside[:-1])
+        # Number of fields of each line.
+        widths = np.diff(np.cumsum(begins)[letters == ord("\n")], prepend=0)
+        numbers = np.arange(-widths.size, 0) + self.text.number + 1
+        wrong = (widths > 0) & (widths != order + 1) & (widths != order + 2)
+        if wrong.any():
+            index = int(np.argmax(wrong))
+            line = text.split(b"\n")[index].strip(_BLANKS)
+            reason = f"this is not a {order}-gram: {_quoted(line)}"
+            if line.startswith(b"\\"):
+                reason = (
+                    f"{size} {order}-grams were announced, but this line is "
+                    f"{_quoted(line)}"
+                )
+            self._fail(reason, numbers[index])
+        numbers, widths = numbers[widths > 0], widths[widths > 0]
+        # `bytes.split` is the fastest, but also splits at \v and \f.
+        odd = b"\v" in text or b"\f" in text
+        split = _SEPARATOR.split(text.strip(_BLANKS)) if odd else text.split()
+        fields, first = np.array(split, object), np.cumsum(widths) - widths
 
-        text = self.text
-        text.fill()
-        limit = min(limit, _ROWS)
-        symbols = np.empty((limit, order), np.int32)
-        log_probs, log_backoffs = np.empty((2, limit))
-        lines = np.empty(limit, np.int64)
-        text.at, count, num_lines = arpa_kernels.parse_ngrams(
-            text.block,
-            text.at,
-            may_have_weight,
-            symbols,
-            log_probs,
-            log_backoffs,
-            lines,
-        )
-        section = np.empty(count, _fields(order))
-        section["symbols"] = symbols[:count]
-        section["log_prob"] = log_probs[:count] * _LOG10
-        section["log_backoff"] = log_backoffs[:count] * _LOG10
-        section["line"] = lines[:count] + text.number + 1
-        text.number += num_lines
+        section = np.zeros(widths.size, _fields(order))
+        section["line"] = numbers
+        log_probs = self._logarithms(fields[first], numbers)
+        reason = "the log-probability {} is above 0"
+        self._check(log_probs <= 0, fields[first], numbers, reason)
+        section["log_prob"] = log_probs
+        for index in range(order):
+            column = fields[first + index + 1]
+            symbols = self._parsed(column, self._symbols.__getitem__, numbers)
+            section["symbols"][:, index] = symbols
+        given = widths == order + 2  # A missing weight is 0.
+        column = fields[first[given] + order + 1]
+        weights = self._logarithms(column, numbers[given])
+        reason = f"the back-off weight {{}} of a {order}-gram, the highest order,"
+        zero = (weights == 0) | may_have_weight
+        self._check(zero, column, numbers[given], f"{reason} is not 0")
+        section["log_backoff"][given] = np.where(np.isinf(weights), NEVER, weights)
         return section
 
-    def _line(self, order: int, size: int, may_have_weight: bool) -> tuple[Any, ...]:
-        """Parses the next n-gram, in any valid form; see `_fields`."""
-        line = self._next_line()
-        fields = _SEPARATOR.split(line)
-        if line.startswith(b"\\"):
-            self._fail(
-                f"{size} {order}-grams were announced, but this line is {_quoted(line)}"
-            )
-        has_weight = len(fields) == order + 2
-        if len(fields) != order + 1 and not has_weight:
-            self._fail(f"this is not a {order}-gram: {_quoted(line)}")
-        log_prob = self._logarithm(fields[0])
-        if log_prob > 0:
-            self._fail(f"the log-probability {_quoted(fields[0])} is above 0")
-        log_backoff = self._logarithm(fields[-1]) if has_weight else 0.0
-        if log_backoff and not may_have_weight:
-            self._fail(
-                f"the back-off weight {_quoted(fields[-1])} of a {order}-gram, the "
-                "highest order, is not 0"
-            )
-        symbols = [self._symbol(name) for name in fields[1 : order + 1]]
-        log_backoff = NEVER if math.isinf(log_backoff) else log_backoff
-        return symbols, log_prob, log_backoff, self.text.number
-
-    def _logarithm(self, field: bytes) -> float:
+    def _parsed(
+        self, fields: np.ndarray, parse: Callable[[bytes], float], numbers: np.ndarray
+    ) -> np.ndarray:
+        """One field of each line, of which `numbers` are the numbers, as float64."""
         try:
-            value = float(field)
+            return np.fromiter(map(parse, fields), float, fields.size)
         except ValueError:
-            self._fail(f"{_quoted(field)} is not a number")
-        if math.isnan(value) or value == math.inf:
-            self._fail(f"{_quoted(field)} is not a logarithm of a probability")
-        return value * _LOG10
+            for field, number in zip(fields, numbers, strict=True):
+                try:
+                    parse(field)
+                except ValueError as error:
+                    reason = f"{_quoted(field)} is not a number"
+                    self._fail(reason if parse is float else str(error), number)
+            raise
 
-    def _symbol(self, field: bytes) -> int:
-        if field in self._names:
-            return self._names[field]
-        token = parse_id(field) if self._has_ids else -1
-        if token < 0:
-            kind = "a token id" if self._has_ids else "in the symbol table"
-            self._fail(f"{_quoted(field)} is not {kind}")
-        return token
+    def _logarithms(self, fields: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Natural logarithms of one field of each line, `[n]`."""
+        with np.errstate(over="ignore"):
+            values = self._parsed(fields, float, numbers) * _LOG10
+        reason = "{} is not a logarithm of a probability"
+        self._check(values < np.inf, fields, numbers, reason)
+        return values
+
+    def _check(
+        self,
+        right: np.ndarray,
+        fields: np.ndarray,
+        numbers: np.ndarray,
+        reason: str,
+    ) -> None:
+        """Fails at the first line for whose field `right` does not hold, if any."""
+        if not right.all():
+            index = int(np.argmin(right))
+            self._fail(reason.format(_quoted(fields[index])), numbers[index])
 
     def _replace_names(self, section: _Section) -> None:
         """Puts the symbols of `<s>` and `</s>`; checks those of the tokens."""

@@ -1,9 +1,10 @@
-"""Loads n-gram models of all supported formats."""
+"""Loads n-gram models: folders and ARPA files."""
 
 import os
 from collections.abc import Sequence
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.ngrams.formats.arpa_reader import read_arpa
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.storage.paths import as_path
 
@@ -15,10 +16,10 @@ def load_model(
     end_of_text: int | None = None,
     symbols: Sequence[str] | None = None,
 ) -> NGramModel:
-    """Loads a folder that `NGramModel.save` wrote, an automaton or an ARPA file.
+    """Loads a folder that `NGramModel.save` wrote, or an ARPA file.
 
     Args:
-      path: a folder; a file whose name ends in `.fst`; or an ARPA file.
+      path: a folder or a file.
       vocab_size: for a file: V; None for the highest id plus 1.
       end_of_text: for a file; see `NGramModel`.
       symbols: for a file: names of the tokens; None for token ids.
@@ -28,12 +29,14 @@ def load_model(
         return NGramModel.load(path)
     if not path.exists():
         raise UserError(
-            f"there is no {path}: give the folder of an n-gram model, an ARPA file or "
-            "an automaton (.fst)."
+            f"there is no {path}: give the folder of an n-gram model or an ARPA file."
         )
-    # Imported here, so that a folder is loaded without the readers of other formats.
     if path.suffix == ".fst":
-        from bpd_jax.ngrams.formats.openfst_reader import model_from_fst as read
-    else:
-        from bpd_jax.ngrams.formats.arpa_reader import read_arpa as read
-    return read(path, vocab_size=vocab_size, end_of_text=end_of_text, symbols=symbols)
+        raise UserError(
+            f"{path} is an automaton, which is written for OpenFst and not read: give "
+            "the folder of the n-gram model or its ARPA file (OpenGrm's ngramprint "
+            "--ARPA writes one)."
+        )
+    return read_arpa(
+        path, vocab_size=vocab_size, end_of_text=end_of_text, symbols=symbols
+    )

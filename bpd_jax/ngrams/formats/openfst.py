@@ -11,7 +11,7 @@ automaton may take it. So the cheapest path of a text may back off although the 
 exists; its cost is then lower than the model's, and never higher. This is the usual
 approximation; exact composition needs failure arcs.
 
-Files are written without OpenFst: VectorFst of StdArc, without symbol tables.
+Files are written without OpenFst, as VectorFst of StdArc, and not read: pynini does it.
 """
 
 import os
@@ -28,8 +28,9 @@ from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.storage import files
 
 # A file begins with a magic number, the FST type and the arc type.
-MAGIC = struct.pack("<i", 2125659606)
-_TYPES = MAGIC + struct.pack("<i6si8s", 6, b"vector", 8, b"standard")
+_TYPES = struct.pack("<i", 2125659606) + struct.pack(
+    "<i6si8s", 6, b"vector", 8, b"standard"
+)
 _HEADER = struct.Struct("<iiQqqq")
 _VERSION = 2
 _INPUT_SYMBOLS, _OUTPUT_SYMBOLS = 1, 2
@@ -69,7 +70,6 @@ class Automaton(NamedTuple):
       labels: `[A]` int32.
       weights: `[A]` float32.
       targets: `[A]` int32, states to which the arcs lead.
-      symbols: names of the labels, if a file has a symbol table.
     """
 
     start: int
@@ -78,12 +78,6 @@ class Automaton(NamedTuple):
     labels: np.ndarray
     weights: np.ndarray
     targets: np.ndarray
-    symbols: dict[int, str] | None = None
-
-    @property
-    def sources(self) -> np.ndarray:
-        """State from which each arc leaves, `[A]` int64."""
-        return np.repeat(np.arange(self.arc_counts.size), self.arc_counts)
 
 
 def automaton_of(model: NGramModel, *, continuous: bool = False) -> Automaton:
@@ -152,7 +146,6 @@ def encode(automaton: Automaton, symbols: Sequence[str] | None = None) -> bytes:
     """Encodes an automaton in OpenFst's file format.
 
     Args:
-      automaton: the automaton; its `symbols` are not used.
       symbols: names of the labels 1, 2, …, written as input and output symbols.
     """
     states, arcs = automaton.arc_counts.size, automaton.labels.size

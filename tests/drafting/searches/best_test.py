@@ -19,8 +19,6 @@ from bpd_jax.drafting.refiners.ngram import NGramInputs, NGramRefiner
 from bpd_jax.drafting.searches.best import best_under_ngram
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.formats.arpa_reader import read_arpa
-from bpd_jax.ngrams.formats.openfst import write_fst
-from bpd_jax.ngrams.formats.openfst_reader import model_from_fst
 from bpd_jax.ngrams.katz import estimate_katz
 from tests.drafting.naive import (
     all_paths,
@@ -29,6 +27,7 @@ from tests.drafting.naive import (
     ngram_model,
     random_lattice,
 )
+from tests.ngrams.helpers import ODD_ARPA
 
 VOCAB = 8
 ENGINES = ["viterbi", "device"]
@@ -152,31 +151,6 @@ def test_search_grows_its_buffers(monkeypatch):
     np.testing.assert_array_equal(drafts.scores, want.scores)
 
 
-# Back-off weights without extensions (`2`, `0 1`), an impossible bigram, no </s>.
-ODD_ARPA = r"""\\data\\
-ngram 1=4
-ngram 2=4
-ngram 3=1
-
-\\1-grams:
--99 <s> -0.3
--0.5 0 -0.2
--0.4 1 -0.1
--0.9 2 -1.5
-
-\\2-grams:
--0.2 <s> 0 0.4
--0.3 0 1 0.6
--inf 1 0
--0.7 1 1
-
-\\3-grams:
--0.1 <s> 0 1
-
-\\end\\
-""".replace("\\\\", "\\")
-
-
 # OpenFst takes no alpha of 0: scores are divided by it.
 @pytest.mark.parametrize("engine, alpha", list(itertools.product(ENGINES, (0.0, 1.0))))
 def test_odd_models_of_other_programs(engine, alpha, tmp_path):
@@ -188,16 +162,6 @@ def test_odd_models_of_other_programs(engine, alpha, tmp_path):
     lattice = Lattice(tokens, log_probs, np.zeros(tokens.shape[:2]))
     context = np.array([[-1], [4], [0]], np.int32)
     refine(engine, model, 30, alpha, lattice, context)
-
-
-def test_automaton_keeps_backoff_weights_without_extensions(tmp_path):
-    (tmp_path / "odd.arpa").write_text(ODD_ARPA.replace("-inf", "-2"))
-    model = read_arpa(tmp_path / "odd.arpa", vocab_size=5)
-    write_fst(model, tmp_path / "odd.fst")
-    loaded = model_from_fst(tmp_path / "odd.fst", vocab_size=5)
-    for context, token in (([2], 0), ([2], 1), ([0, 1], 0), ([0, 1], 2)):
-        want = model.log_prob(context, token)
-        assert loaded.log_prob(context, token) == pytest.approx(want, abs=1e-5)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

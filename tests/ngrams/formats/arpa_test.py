@@ -3,9 +3,11 @@ import gzip
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.ngrams.formats.arpa import write_arpa
+from bpd_jax.ngrams.formats.arpa import format_numbers, write_arpa
 from bpd_jax.ngrams.formats.arpa_reader import read_arpa
 from bpd_jax.ngrams.prune import prune
 from tests.ngrams.helpers import assert_same
@@ -269,3 +271,18 @@ def test_numbers_of_any_magnitude_are_restored(tmp_path, score, weight):
     copy = tmp_path / "again.arpa"
     write_arpa(model, copy)
     assert_same(read_arpa(copy), model, **ROUNDED)
+
+
+def formatted(value):
+    letters, begins = format_numbers(np.array([value]))
+    assert begins.tolist() == [0, letters.size]
+    return letters.tobytes().decode()
+
+
+@given(st.floats(-99, 10))
+@settings(max_examples=500, deadline=None, derandomize=True)
+def test_numbers_are_written_to_seven_digits(value):
+    text = formatted(value)
+    assert float(text) == pytest.approx(value, rel=5.001e-7, abs=1e-12)
+    # Formatting is idempotent.
+    assert formatted(float(text)) == text

@@ -5,11 +5,17 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.ngrams.counting.counts import count_ngrams
-from bpd_jax.ngrams.formats.openfst import StateTable, automaton_of, encode
+from bpd_jax.ngrams.formats.arpa_reader import read_arpa
+from bpd_jax.ngrams.formats.openfst import (
+    StateTable,
+    automaton_of,
+    encode,
+    write_fst,
+)
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.ngrams.model import NGramModel
 from bpd_jax.ngrams.prune import prune
-from tests.ngrams.helpers import tables_of
+from tests.ngrams.helpers import ODD_ARPA, tables_of
 
 pynini = pytest.importorskip("pynini")
 
@@ -116,6 +122,22 @@ def test_continuous_automaton_continues_after_end_of_text(document_model):
         if arc.ilabel == 10
     }
     assert after_end == {automaton.start()}
+
+
+def test_backoff_weights_without_extensions_are_kept(tmp_path):
+    (tmp_path / "odd.arpa").write_text(ODD_ARPA.replace("-inf", "-2"))
+    model = read_arpa(tmp_path / "odd.arpa", vocab_size=5)
+    automaton = built(model)
+    for tokens in ([2, 0], [2, 1], [0, 1, 0], [0, 1, 2]):
+        expected = model_cost(model, [model.bos, *tokens])
+        assert forced_cost(automaton, tokens) == pytest.approx(expected, abs=1e-5)
+
+
+def test_names_of_tokens_are_the_symbols_of_the_file(trigrams, tmp_path):
+    names = [*"abcdefghi", "é"]
+    write_fst(trigrams, tmp_path / "model.fst", names)
+    table = pynini.Fst.read(str(tmp_path / "model.fst")).input_symbols()
+    assert dict(table) == dict(enumerate(["<epsilon>", *names]))
 
 
 def test_weights_beyond_float32_are_refused(trigrams):
