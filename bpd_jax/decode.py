@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from absl import flags
-from rich.text import Text
 
 from bpd_jax import api
 from bpd_jax.base import cli, progress
@@ -32,7 +31,12 @@ from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.evaluation import decode_flags
 from bpd_jax.reporting.decode_records import decode_records
 from bpd_jax.reporting.records import DecodeRecord
-from bpd_jax.reporting.terminal import print_steps, print_stream, standard_output
+from bpd_jax.reporting.terminal import (
+    print_steps,
+    print_stream,
+    standard_output,
+    write,
+)
 from bpd_jax.storage import files
 from bpd_jax.training import hosts, process_flags
 
@@ -140,8 +144,7 @@ def _streamed(
     waiting = console.status if console.is_terminal else progress.waiting
     with waiting("compiling"):
         compile_task(task, [prompt])
-    prompted = Text(text + _between(lm), style="dim")
-    console.print(prompted, end="", soft_wrap=True)
+    write(text + _between(lm), console, "dim")
     pieces = api.marked_pieces(lm, stream(task, prompt), task.options)
     if not SHOW_ACCEPTED.value:
         pieces = ((piece, False, last) for piece, _, last in pieces)
@@ -161,10 +164,8 @@ def _print_records(records: Sequence[DecodeRecord], between: str | None) -> None
     console = standard_output()
     for record in records:
         if between is not None:
-            prompted = Text(record.prompt + between, style="dim")
-            console.print(prompted, end="", soft_wrap=True)
-            console.print(Text(record.text), soft_wrap=True)
-            console.print()
+            write(record.prompt + between, console, "dim")
+            write(f"{record.text}\n\n", console)
         if SHOW_STEPS.value:
             print_steps(record, console, limit=len(record.steps))
 

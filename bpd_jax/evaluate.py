@@ -45,7 +45,7 @@ from bpd_jax.reporting.decode_records import decode_records, visible
 from bpd_jax.reporting.evaluation_report import page_of, print_table
 from bpd_jax.reporting.page import write_page
 from bpd_jax.reporting.records import DecodeRecord, EvaluationReport
-from bpd_jax.reporting.terminal import print_stream, standard_output
+from bpd_jax.reporting.terminal import print_stream, standard_output, write
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training import hosts, metrics, process_flags
@@ -155,7 +155,7 @@ def _show(
         bar.update(1)
     tokens = visible(prompt, options)
     prompted = texts[0] if texts else lm.tokenizer.decode(tokens)
-    console.print(Text(f"\n{prompted}\n", style="dim"), soft_wrap=True)
+    write(f"\n{prompted}\n\n", console, "dim")
     pieces = api.marked_pieces(lm, stream(task, prompt, padded=padded), options)
     generation = print_stream(pieces, console)
     assert generation is not None

@@ -9,6 +9,7 @@ other commands, with `--gin_file=…` or `--gin.MeshConfig.model=4`, and several
 join with the same flags.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import Any
 
 from absl import flags
 
-from bpd_jax.base import cli, configuration
+from bpd_jax.base import cli, configuration, startup
 from bpd_jax.base.compiled import keep_compiled
 from bpd_jax.base.errors import UserError
 from bpd_jax.evaluation.lm_eval_model import HarnessModel
@@ -122,7 +123,9 @@ def _run() -> None:
 
     keep_compiled()
     try:
-        cli_evaluate()
+        # Its progress bars move the cursor.
+        with contextlib.redirect_stderr(startup.unguarded(sys.stderr)):
+            cli_evaluate()
     except RuntimeError as error:
         # Of the package datasets, which runs no code of a dataset any more.
         if "Dataset scripts" not in str(error):

@@ -12,7 +12,7 @@ from typing import Any, TextIO, TypeVar
 
 from tqdm import tqdm
 
-from bpd_jax.base.startup import discard, readiness
+from bpd_jax.base.startup import discard, readiness, unguarded
 
 _T = TypeVar("_T")
 
@@ -53,7 +53,7 @@ def bar(
         dynamic_ncols=live,
         ncols=None if live else 88,
         ascii=None if live else " -",
-        file=_NonBlocking(sys.stderr),
+        file=_NonBlocking(unguarded(sys.stderr)),
         **kwargs,
     )
 

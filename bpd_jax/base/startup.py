@@ -10,12 +10,13 @@ the process is ended a few seconds later, at the latest.
 import contextlib
 import io
 import os
+import re
 import select
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO, cast
 
 # A command gets this many seconds to clean up after an interrupt.
 _GRACE_SECONDS = 3.0
@@ -97,10 +98,47 @@ def interruptible() -> Iterator[None]:
 
 
 def print_any_text() -> None:
-    """Escapes characters that the encoding of a stream lacks (`\\u00e9`)."""
-    for stream in (sys.stdout, sys.stderr):
+    """Escapes characters that a stream lacks (`\\u00e9`), or that a terminal obeys."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+            if stream.isatty():
+                setattr(sys, name, cast(TextIO, _Terminal(stream)))
+
+
+def shown(text: str) -> str:
+    r"""Text with its control characters escaped, except tabs and ends of lines.
+
+    Some of them change a terminal: clear it, or write to the clipboard.
+
+    >>> shown("a\tb\x1b]52;\x07\r\n") == "a\tb\\x1b]52;\\x07\r\n"
+    True
+    """
+    obeyed = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)"
+    return re.sub(obeyed, lambda found: repr(found[0])[1:-1], text)
+
+
+class _Terminal:
+    """A stream to a terminal, which shows control characters and does not obey them.
+
+    Text may be that of a model, or names in a file from elsewhere. What moves the
+    cursor on purpose, as rich does, writes to `rich_proxied_file`.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream
+
+    def write(self, text: str) -> int:
+        return self.rich_proxied_file.write(shown(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+def unguarded(stream: TextIO) -> TextIO:
+    """The stream itself, for programs that move the cursor of a terminal."""
+    return cast(TextIO, getattr(stream, "rich_proxied_file", stream))
 
 
 def readiness(stream: TextIO) -> int:

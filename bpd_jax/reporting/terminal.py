@@ -1,14 +1,16 @@
 """Prints tables of texts, drafts and streamed text to a terminal or a log file."""
 
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import rich.box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from bpd_jax.base.startup import shown
 from bpd_jax.reporting import formatting
 from bpd_jax.reporting.records import DecodeRecord, Step
 
@@ -55,7 +57,8 @@ def print_rows(
         if row is None:
             drawn.add_section()
         else:
-            drawn.add_row(*map(Text, row), style="bold" if row[0] in strong else "")
+            cells = [Text(shown(cell)) for cell in row]
+            drawn.add_row(*cells, style="bold" if row[0] in strong else "")
     (console or standard_output()).print(drawn)
 
 
@@ -110,23 +113,51 @@ def print_stream(
         result = result if piece_result is None else piece_result
         bare = piece.strip()
         if not marked or not bare:
-            text = Text(piece)
+            write(piece, console)
         elif colour:
-            text = Text(piece, style="bold green")
+            write(piece, console, "bold green")
         else:
             before, _, after = piece.partition(bare)
-            text = Text(f"{before}[{bare}]{after}")
-        console.print(text, end="", soft_wrap=True, highlight=False)
+            write(f"{before}[{bare}]{after}", console)
         console.file.flush()
     console.print()
     return result
 
 
+def write(text: str, console: Console, style: str = "") -> None:
+    """Writes the text of a user or a model, without an end of line.
+
+    A file or a pipe gets it verbatim. On a terminal it has a style, and its control
+    characters are shown.
+    """
+    if not console.is_terminal:
+        console.file.write(text)
+        return
+    # rich would turn a tab into spaces.
+    for number, part in enumerate(shown(text).split("\t")):
+        console.file.write("\t" * bool(number))
+        console.print(Text(part, style), end="", soft_wrap=True)
+
+
 def standard_output() -> Console:
     """A console on standard output; without colour if that is not a terminal."""
     if sys.stdout.isatty():
-        return Console()
-    return Console(width=_LOG_WIDTH, color_system=None)
+        return _Console()
+    return _Console(width=_LOG_WIDTH, color_system=None)
+
+
+class _Console(Console):
+    """A console that shows control characters, and does not hide a closed pipe."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control else Segment(shown(text), style)
+
+    def on_broken_pipe(self) -> None:
+        raise  # The `BrokenPipeError`, which `cli.exit_on_errors` knows.
 
 
 def _step_line(number: int, step: Step) -> Text:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import pathlib
+import pty
 import signal
 import subprocess
 import sys
@@ -156,6 +157,35 @@ def test_full_device_is_reported(text, monkeypatch, capsys):
 def test_other_broken_pipes_are_not_hidden():
     with pytest.raises(BrokenPipeError), cli.exit_on_errors():
         raise BrokenPipeError
+
+
+def test_a_terminal_shows_control_characters_of_messages():
+    ours, theirs = pty.openpty()
+    program = (
+        "import sys\n"
+        "from bpd_jax.base import cli, startup\n"
+        "from bpd_jax.base.errors import UserError, warn\n"
+        "with cli.exit_on_errors():\n"
+        "    print('tensor \\x1b]52;c;\\x07', 'a\\tb')\n"
+        "    warn('\\x9b2J')\n"
+        "    startup.unguarded(sys.stdout).write('\\x1b[A')\n"
+        "    raise UserError('name \\x1b[2J')"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        said = b""
+        with contextlib.suppress(OSError):  # The terminal is closed.
+            while part := os.read(ours, 1 << 16):
+                said += part
+    os.close(ours)
+    assert process.returncode == 1
+    for shown in (rb"tensor \x1b]52;c;\x07 a", rb"\x9b2J", rb"error: name \x1b[2J"):
+        assert shown in said
+    assert b"\x1b]52" not in said
+    assert b"\x1b[2J" not in said
+    assert b"\x1b[A" in said  # As a progress bar, which moves the cursor.
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])

@@ -2,10 +2,14 @@
 
 import dataclasses
 import io
+import os
 import re
+import sys
 
+import pytest
 from rich.console import Console
 
+from bpd_jax.base import cli
 from bpd_jax.reporting import terminal, terminal_tables
 from bpd_jax.reporting.exhibits import Cell, Column, Exhibit, Finding, Row, Table
 from bpd_jax.reporting.records import Step
@@ -115,6 +119,39 @@ def test_accepted_tokens_are_green_in_a_terminal_and_else_in_brackets(monkeypatc
     monkeypatch.delenv("NO_COLOR")
     text = stream_to(force_terminal=True, color_system="standard")
     assert text == "The\x1b[1;32m sky is\x1b[0m blue.\n"
+
+
+ODD = "all:\tcc\r\n\fq\v\b\x1b]52;c;\x07 \x9b2J\rx"
+
+
+def test_a_file_gets_the_text_itself_and_a_terminal_shows_what_it_would_obey():
+    buffer = io.StringIO()
+    terminal.write(ODD, Console(file=buffer, width=9))
+    assert buffer.getvalue() == ODD
+    buffer = io.StringIO()
+    terminal.write(ODD, Console(file=buffer, width=9, force_terminal=True), "dim")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", buffer.getvalue())
+    assert text == ("all:\tcc\n\\x0cq\\x0b\\x08\\x1b]52;c;\\x07 \\x9b2J\\rx")
+
+
+def test_tables_show_control_characters(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    terminal.print_rows(["name"], [["\x1b]0;\x9b2J"]])
+    assert "│ \\x1b]0;\\x9b2J │" in sys.stdout.getvalue()
+
+
+@pytest.mark.parametrize(
+    "show", [lambda c: c.print("text"), lambda c: terminal.write("text" * 9999, c)]
+)
+def test_a_closed_pipe_is_no_error_of_the_command(show, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit) as exit_info, cli.exit_on_errors():
+            show(terminal.standard_output())
+        monkeypatch.undo()
+    assert exit_info.value.code == 141
 
 
 def test_steps_show_acceptance_without_colour(report):
