@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.models.blockwise_config import load_config
+from bpd_jax.models.config_files import load_config
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training.checkpoint_files import _check_digests
 from bpd_jax.training.checkpoints import best_step, load_parameters

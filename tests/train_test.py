@@ -8,7 +8,7 @@ import pytest
 from bpd_jax.data.generations import write_header, write_shard
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.models.attachment_files import check_fits, load_refiner
-from bpd_jax.models.blockwise_config import load_config
+from bpd_jax.models.config_files import load_config
 from bpd_jax.training.checkpoints import load_parameters
 from tests.commands import (
     assert_all_refused,

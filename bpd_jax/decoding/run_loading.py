@@ -21,7 +21,7 @@ from bpd_jax.data.example_task import SEPARATOR, DataTask, ExampleTask, task_fro
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loaded_model import LanguageModel, SizesCheck
-from bpd_jax.models.blockwise_config import load_config
+from bpd_jax.models.config_files import load_config
 from bpd_jax.models.model import Model
 from bpd_jax.storage import files
 from bpd_jax.training.exported_params import load_run_parameters, selected_step

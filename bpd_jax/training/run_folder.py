@@ -17,7 +17,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data import row_preparation, tokenizer
 from bpd_jax.data.rows import PackedRows, open_rows
 from bpd_jax.data.text_task import SPLITS
-from bpd_jax.models.blockwise_config import load_config, save_config
+from bpd_jax.models.config_files import load_config, save_config
 from bpd_jax.storage import files, paths
 from bpd_jax.storage.paths import local_copy
 from bpd_jax.training import metrics

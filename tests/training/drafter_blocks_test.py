@@ -13,7 +13,8 @@ import bpd_jax
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM
-from bpd_jax.models.blockwise_config import BlockwiseConfig, load_config
+from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.config_files import load_config
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.partitioning import MeshConfig, from_own_rows, make_mesh

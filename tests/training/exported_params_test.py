@@ -8,7 +8,7 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.tokenizer import read_tokenizer_file
-from bpd_jax.models.blockwise_config import load_config, save_config
+from bpd_jax.models.config_files import load_config, save_config
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.exported_params import load_run_parameters, write_exported

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from bpd_jax.base.typing import Params
-from bpd_jax.models.blockwise_config import BlockwiseConfig, load_config
+from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.config_files import load_config
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training.checkpoints import load_parameters
 from bpd_jax.training.metrics import FILE_NAME, read_rows

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.models.blockwise_config import load_config
+from bpd_jax.models.config_files import load_config
 from bpd_jax.models.partitioning import replicated
 from bpd_jax.training import trainer
 from bpd_jax.training.metrics import read_rows
