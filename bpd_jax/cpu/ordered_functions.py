@@ -20,7 +20,7 @@ from bpd_jax.cpu.attention_kernel import ordered_attention, reads
 from bpd_jax.cpu.device import kernel_name
 from bpd_jax.cpu.products import KernelPacked
 from bpd_jax.cpu.tile import tile_of_processor
-from bpd_jax.models.operations import Before, Operations
+from bpd_jax.models.device_ops import Before, Operations
 from bpd_jax.models.rotary import RotaryConfig, rotate
 
 

@@ -8,8 +8,8 @@ from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models import device_ops
 from bpd_jax.models.attention import Segments, near
 from bpd_jax.models.cache import KeyValues, KVCache
+from bpd_jax.models.device_ops import Before, Operations
 from bpd_jax.models.layers import Projection, norm
-from bpd_jax.models.operations import Before, Operations
 from bpd_jax.models.partitioning import EMBED, HEADS, KV
 from bpd_jax.models.segment_attention import segment_attention
 from bpd_jax.models.transformer_config import TransformerConfig

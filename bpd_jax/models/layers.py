@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Int, Params, PyTree
-from bpd_jax.models.device_ops import on_cpu
-from bpd_jax.models.operations import ACTIVATIONS
+from bpd_jax.models.device_ops import ACTIVATIONS, on_cpu
 from bpd_jax.models.partitioning import EMBED, EXPERT, LAYER, MLP
 from bpd_jax.models.products import parameter, product
 from bpd_jax.models.transformer_config import TransformerConfig

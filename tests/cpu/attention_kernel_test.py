@@ -12,7 +12,7 @@ from bpd_jax.cpu.attention_kernel import cache_dtype, ordered_attention
 from bpd_jax.cpu.ordered_functions import KernelAttention
 from bpd_jax.models.attention import attention, near
 from bpd_jax.models.cache import BITS, KVCache, numbers
-from bpd_jax.models.operations import Before, Operations
+from bpd_jax.models.device_ops import Before, Operations
 from bpd_jax.models.prefix_attention import of_mask
 
 pytestmark = pytest.mark.usefixtures("instructions")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.models import chunked_attention
 from bpd_jax.models import segment_attention as module
 from bpd_jax.models.attention import Segments, attention, causal_mask
 from bpd_jax.models.partitioning import MeshConfig, make_mesh
@@ -96,9 +95,9 @@ def test_attention_in_chunks_equals_plain_attention(length, num_heads, kv_heads)
 @pytest.mark.parametrize("window", [None, 5, 70])
 def test_long_rows_and_windows_in_chunks(monkeypatch, window, packed):
     """Groups of chunks, a last shorter one, and scores that are computed twice."""
-    monkeypatch.setattr(chunked_attention, "_CHUNK", 16)
-    monkeypatch.setattr(chunked_attention, "_GROUPS", 3)
-    monkeypatch.setattr(chunked_attention, "_LONG", 100)
+    monkeypatch.setattr(module, "_CHUNK", 16)
+    monkeypatch.setattr(module, "_GROUPS", 3)
+    monkeypatch.setattr(module, "_LONG", 100)
     ids = IDS[:2, :157]
     arrays = inputs(4, 2, 8, ids)
     ids = ids if packed else None
@@ -143,7 +142,7 @@ def test_chunks_have_even_numbers_of_keys():
         return queries
 
     options = {"axis": 1, "size": 256, "recompute": False}
-    chunked_attention.in_chunks(attend, rows, rows, rows, None, 300, **options)
+    module.in_chunks(attend, rows, rows, rows, None, 300, **options)
     assert sizes == [256, 512, 640, 640]
 
 
