@@ -31,7 +31,7 @@ from absl import flags
 from benchmarks import records
 from bpd_jax.base import cli, configuration
 from bpd_jax.base.errors import UserError
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.metrics import FILE_NAME, read_rows

@@ -26,7 +26,7 @@ from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.models import device_ops
 from bpd_jax.models.decoding_parameters import check_precision
 from bpd_jax.models.device_ops import on_cpu
-from bpd_jax.models.partitioning import MeshConfig, decoding_mesh
+from bpd_jax.models.mesh import MeshConfig, decoding_mesh
 from bpd_jax.models.transformer_config import INT8, PRECISIONS
 from bpd_jax.training import hosts
 

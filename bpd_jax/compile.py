@@ -24,7 +24,7 @@ from bpd_jax.compilation import programs
 from bpd_jax.compilation.compiler import CUDA_PACKAGES, Slice, compile_for, find_slice
 from bpd_jax.compilation.decode_programs import DecodeShapes, decode_programs
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.reporting.terminal import print_rows
 from bpd_jax.storage.files import check_writable, write_json
 from bpd_jax.storage.paths import as_path

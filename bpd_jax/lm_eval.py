@@ -21,7 +21,7 @@ from bpd_jax.base import cli, configuration, startup
 from bpd_jax.base.compiled import keep_compiled
 from bpd_jax.base.errors import UserError
 from bpd_jax.evaluation.lm_eval_model import HarnessModel
-from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.models.mesh import MeshConfig
 from bpd_jax.training import hosts, process_flags
 
 # Beginnings of the flags that are not the harness's.

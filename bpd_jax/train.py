@@ -44,7 +44,7 @@ from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.generations import read_header
 from bpd_jax.decoding.initial_parameters import initial_parameters
 from bpd_jax.decoding.loading import KNOWN_RUNS, PACKAGED, load_model
-from bpd_jax.models.partitioning import make_mesh
+from bpd_jax.models.mesh import make_mesh
 from bpd_jax.storage.paths import as_path, in_bucket
 from bpd_jax.training import (
     hosts,

@@ -14,7 +14,7 @@ from bpd_jax.data.tokenizer import train_bpe
 from bpd_jax.decoding import run_loading
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.models.mesh import MeshConfig
 
 PROMPTS = ["3 times 4 is", "7", "2 times"]
 

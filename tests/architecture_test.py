@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 
 import pytest
 
+from tests.closure import BUDGETS, closure
 from tests.commands import python
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -230,6 +231,15 @@ def test_no_file_is_too_long():
         for file in (ROOT / folder).rglob("*.py")
     }
     assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
+
+
+@pytest.mark.parametrize("file", BUDGETS)
+def test_files_drag_in_few_others(file):
+    """Imports at the top of modules: to read a file is to know what it imports."""
+    most_files, most_lines = BUDGETS[file]
+    found = closure(file)
+    assert len(found) <= most_files, sorted(map(str, found))
+    assert sum(found.values()) <= most_lines
 
 
 def test_every_module_has_a_docstring():

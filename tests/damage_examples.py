@@ -24,7 +24,7 @@ from bpd_jax.formats.file_parts import joined_file, split_file
 from bpd_jax.models.attachment_files import DRAFTER_FILES
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.config_files import load_config, save_config
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import NGramCounts, count_ngrams

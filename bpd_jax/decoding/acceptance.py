@@ -16,7 +16,8 @@ from bpd_jax.base.typing import Array, Bool, Float, Int, Num
 from bpd_jax.decoding.options import SPECULATIVE, TYPICAL, StepOptions
 from bpd_jax.decoding.sampling import ACCEPTANCE, choose, filtered, stream_keys
 from bpd_jax.drafting.draft_tree import DraftTree, take
-from bpd_jax.models.model import Model, entropy
+from bpd_jax.models.candidates import entropy
+from bpd_jax.models.decoded_model import DecodedModel
 
 
 @flax.struct.dataclass
@@ -263,7 +264,7 @@ def unchanged(logits: Array) -> Array:
 
 
 def next_tokens(
-    model: Model,
+    model: DecodedModel,
     hidden: Num[Array, "B M D"],
     positions: Int[Array, "B M"],
     keys: Array,
@@ -280,7 +281,7 @@ def next_tokens(
 
 
 def accept(
-    model: Model,
+    model: DecodedModel,
     tree: DraftTree,
     hidden: Num[Array, "B M D"],
     positions: Int[Array, "B M"],

@@ -45,7 +45,7 @@ from bpd_jax.drafting.draft_tree import DraftTree, take
 from bpd_jax.drafting.interface import Drafter, Outcome, Prompts, View, without_arrays
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.cache import KeyValues, commit, write_rows
-from bpd_jax.models.model import Model
+from bpd_jax.models.decoded_model import DecodedModel
 from bpd_jax.models.partitioning import from_own_rows, on_host, own_rows
 from bpd_jax.models.programs import Program
 
@@ -64,7 +64,7 @@ class Weights:
 
 
 def prefill(
-    model: Model,
+    model: DecodedModel,
     weights: Weights,
     drafter: Drafter,
     prompts: Int[Array, "B T"],
@@ -101,7 +101,7 @@ def prefill(
     Program, static=("layers", "read"), constants=("model",), in_order=True
 )
 def run_prompts(
-    model: Model,
+    model: DecodedModel,
     layers: tuple[int, ...],
     prompts: Int[Array, "B T"],
     read: int | None,
@@ -130,7 +130,7 @@ def run_prompts(
     constants=("model", "weights"),
 )
 def _first_state(
-    model: Model,
+    model: DecodedModel,
     weights: Weights,
     drafter: Drafter,
     rows: tuple[Array, Array, Array, tuple[Any, Array], Array | None],
@@ -180,7 +180,7 @@ def _first_state(
 
 
 def look(
-    model: Model,
+    model: DecodedModel,
     weights: Weights,
     drafter: Drafter,
     state: DecodeState,
@@ -206,7 +206,7 @@ def look(
 
 
 def serial_call(
-    model: Model,
+    model: DecodedModel,
     weights: Weights,
     drafter: Drafter,
     state: DecodeState,
@@ -358,7 +358,7 @@ def _record(
     donate=("state",),
 )
 def decode_on_device(
-    model: Model,
+    model: DecodedModel,
     weights: Weights,
     drafter: Drafter,
     state: DecodeState,
@@ -400,7 +400,7 @@ _serial_call = Program(
 
 
 def decode_with_host(
-    model: Model,
+    model: DecodedModel,
     weights: Weights,
     drafter: Drafter,
     state: DecodeState,

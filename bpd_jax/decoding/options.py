@@ -19,7 +19,7 @@ from bpd_jax.base.settings import (
     integer,
     number,
 )
-from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.models.mesh import MeshConfig
 
 EXACT, SPECULATIVE, TYPICAL = ACCEPTANCES = ("exact", "speculative", "typical")
 TREE, BATCHED = VERIFICATIONS = ("tree", "batched")

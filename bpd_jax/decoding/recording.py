@@ -26,7 +26,8 @@ from bpd_jax.decoding.sampling import row_keys
 from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.model import Model, entropy
+from bpd_jax.models.candidates import entropy
+from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.models.programs import Program
 

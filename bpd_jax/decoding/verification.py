@@ -29,7 +29,7 @@ from bpd_jax.drafting.draft_tree import (
 )
 from bpd_jax.drafting.interface import Drafter
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.model import Model
+from bpd_jax.models.decoded_model import DecodedModel
 from bpd_jax.models.products import in_order
 
 # States, keys and values, and features of all nodes.
@@ -70,7 +70,7 @@ def _in_chains(drafter: Drafter, verification: str) -> bool:
 
 
 def verify(
-    model: Model,
+    model: DecodedModel,
     cache: KVCache,
     tree: DraftTree,
     next_token: Int[Array, " B"],
@@ -143,7 +143,7 @@ def tree_sizes(drafter: Drafter, tree: DraftTree) -> tuple[int, ...]:
 
 
 def tree_states(
-    model: Model,
+    model: DecodedModel,
     cache: KVCache,
     tree: DraftTree,
     drafter: Drafter,
@@ -161,7 +161,7 @@ def tree_states(
 
 
 def chain_states(
-    model: Model,
+    model: DecodedModel,
     cache: KVCache,
     tree: DraftTree,
     drafter: Drafter,

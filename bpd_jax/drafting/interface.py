@@ -40,7 +40,8 @@ import jax.numpy as jnp
 from bpd_jax.base.typing import Array, Float, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree
 from bpd_jax.drafting.lattice import Lattice
-from bpd_jax.models.model import Model, Perturbation
+from bpd_jax.models.candidates import Perturbation
+from bpd_jax.models.decoded_model import DecodedModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +65,7 @@ class View:
     # ---- What the model computed for it ----
     hidden: Float[Array, "B D"]
     keys: Array
-    model: Model
+    model: DecodedModel
     noise: Perturbation | None = None
 
     def last_tokens(self, count: int) -> Int[Array, "B C"]:

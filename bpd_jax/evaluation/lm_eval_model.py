@@ -21,7 +21,7 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import AUTO
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.evaluation.scoring import Score, score_texts
-from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.models.mesh import MeshConfig
 
 # A child of the harness's logger, so that its level applies here too.
 _LOG = logging.getLogger("lm_eval.bpd_jax")

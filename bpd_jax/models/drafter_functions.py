@@ -29,8 +29,8 @@ from bpd_jax.models.cache import (
     slot_positions,
     visible_part,
 )
+from bpd_jax.models.candidates import Perturbation, top_candidates
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.model import Perturbation, top_candidates
 from bpd_jax.models.partitioning import unbox
 from bpd_jax.models.products import logits
 from bpd_jax.models.trained_refiners import (

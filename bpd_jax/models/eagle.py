@@ -41,8 +41,8 @@ from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models.attention_layer import Attention
 from bpd_jax.models.block_drafter import draft_tokens
 from bpd_jax.models.cache import KeyValues, KVCache, append, cache_of_slots
+from bpd_jax.models.candidates import top_candidates
 from bpd_jax.models.layers import Projection, norm
-from bpd_jax.models.model import top_candidates
 from bpd_jax.models.partitioning import EMBED, MLP, unbox
 from bpd_jax.models.products import logits
 from bpd_jax.models.transformer import FeedForward

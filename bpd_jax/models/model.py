@@ -2,11 +2,9 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -16,20 +14,16 @@ from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache, spread
+from bpd_jax.models.candidates import Perturbation, top_candidates
 from bpd_jax.models.products import StoredMatrix
 from bpd_jax.models.transformer_config import INT8, check_feature_layers
-
-Perturbation = Callable[..., Array]
-"""Changes log-probabilities before candidates are chosen: a function of `[B, P, V]`,
-the number of candidates, and perhaps `tokens`, the ids `[V]` of a draft vocabulary."""
 
 
 @flax.struct.dataclass
 class Model:
     """A blockwise model: sizes and parameters. A pytree, whose sizes are static.
 
-    Decoding calls only these methods and properties, so that it can use any object
-    that has them.
+    Decoding calls what `DecodedModel` describes.
 
     Attributes:
       params: parameters; None for sizes alone, which are hashable, hence jit-static.
@@ -52,12 +46,10 @@ class Model:
 
     @property
     def block_size(self) -> int:
-        """L, the number of heads."""
         return self.config.block_size
 
     @property
     def head_features(self) -> tuple[int, ...]:
-        """Layers whose outputs the block heads read (`BlockHeadsConfig`)."""
         heads = self.config.heads
         return () if heads is None else heads.feature_layers
 
@@ -83,11 +75,6 @@ class Model:
         *,
         layers: tuple[int, ...] = (),
     ) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
-        """Final hidden states of T new tokens, their keys and values, and features.
-
-        Features are the outputs of `layers`, which may be repeated, concatenated:
-        F = len(layers) · D. See `Transformer.__call__` for the arguments.
-        """
         distinct = tuple(dict.fromkeys(layers))
         check_feature_layers(distinct, self.config.trunk.num_layers)
         return self._apply("__call__", tokens, positions, mask, cache, earlier, layers)
@@ -100,11 +87,9 @@ class Model:
         return self._apply("next_token_logits", hidden)
 
     def greedy_tokens(self, hidden: Float[Array, "... D"]) -> Int[Array, "..."]:
-        """The language model's best next token."""
         return device_ops.current().index_of_largest(self.next_token_logits(hidden))
 
     def states(self, hidden: Float[Array, "B D"]) -> Float[Array, "B D"]:
-        """The hidden states themselves; `RecordedModel` looks them up."""
         return hidden
 
     def embed(self, tokens: Int[Array, "..."]) -> Float[Array, "... D"]:
@@ -130,16 +115,6 @@ class Model:
         features: Float[Array, "B F"] | None = None,
         perturb: Perturbation | None = None,
     ) -> tuple[Int[Array, "B L-1 W"], Float[Array, "B L-1 W"], Float[Array, "B L-1"]]:
-        """The best tokens of heads 2 … `block_size`.
-
-        `anchors` are the certain tokens y_0, for heads with `reads_anchor`; `features`
-        the outputs of the heads' `feature_layers` at the last accepted tokens;
-        `perturb` is for `top_candidates`.
-
-        Returns:
-          Tokens, best first; their log-probabilities over the draft vocabulary,
-          float32; and the entropies of the heads, in nats.
-        """
         embedded = None if anchors is None else self.embed(anchors)
         states = self._apply("head_states", hidden, embedded, features)
         logits = self.draft_logits(states[:, 1:block_size])
@@ -151,31 +126,3 @@ class Model:
 
     def head_logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... L V"]:
         return self._apply("head_logits", hidden)
-
-
-def top_candidates(
-    logits: Float[Array, "... V"], width: int, perturb: Perturbation | None = None
-) -> tuple[Int[Array, "... W"], Float[Array, "... W"], Float[Array, "..."]]:
-    """The `width` best tokens, their log-probabilities, and the entropy in nats.
-
-    With `perturb`, tokens and log-probabilities are of what it returns, normalised.
-    """
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    ranked = log_probs
-    if perturb is not None:
-        ranked = jax.nn.log_softmax(perturb(log_probs, width))
-    # Without the barriers, XLA would merge these slices with those of a caller that
-    # takes the first columns only, would not recognise the top-k on a CPU, and would
-    # sort the whole vocabulary. (A single barrier on both results crashes XLA on a
-    # mesh.)
-    scores, tokens = map(
-        jax.lax.optimization_barrier, device_ops.current().largest(ranked, width)
-    )
-    return tokens.astype(jnp.int32), scores, entropy(log_probs)
-
-
-def entropy(log_probs: Float[Array, "... V"]) -> Float[Array, "..."]:
-    """Entropy of distributions, in nats."""
-    # 0 · log 0 is 0.
-    terms = jnp.where(jnp.isneginf(log_probs), 0.0, jnp.exp(log_probs) * log_probs)
-    return -terms.sum(-1)

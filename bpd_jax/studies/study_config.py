@@ -22,7 +22,7 @@ from bpd_jax.decoding.asset_files import ASSET_FOLDERS
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
-from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.models.mesh import MeshConfig
 
 BPD = "bpd"
 

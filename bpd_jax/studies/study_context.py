@@ -28,7 +28,7 @@ from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.recording import RecordedText, padded_sizes, record_text
 from bpd_jax.decoding.run_loading import held_out
-from bpd_jax.models.partitioning import decoding_mesh
+from bpd_jax.models.mesh import decoding_mesh
 from bpd_jax.storage.paths import as_path
 from bpd_jax.studies import tasks
 from bpd_jax.studies.conversations import later_turns

@@ -20,7 +20,8 @@ from bpd_jax.base.settings import (
 )
 from bpd_jax.data.example_task import DataTask
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.partitioning import MeshConfig, row_parts
+from bpd_jax.models.mesh import MeshConfig
+from bpd_jax.models.partitioning import row_parts
 from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.loss import BlockwiseLoss, LossSettings

@@ -18,7 +18,8 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Params
 from bpd_jax.data.rows import RowIterator
-from bpd_jax.models.partitioning import from_own_rows, make_mesh
+from bpd_jax.models.mesh import make_mesh
+from bpd_jax.models.partitioning import from_own_rows
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training import hosts, run_folder

@@ -10,7 +10,8 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from bpd_jax.compilation.compiler import COMPILER_OPTIONS, find_slice
 from bpd_jax.models.attention import Segments
-from bpd_jax.models.partitioning import BATCH_SPEC, MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
+from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.models.prefix_attention import prefix_attention
 from bpd_jax.models.products import times_rows
 from bpd_jax.models.quantized import QuantizedMatrix

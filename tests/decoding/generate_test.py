@@ -23,7 +23,7 @@ from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.path_drafter import PathDrafter, Paths
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.sources.heads import HeadsSource
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from tests.decoding.random_models import (
     STEPS,
     assert_same,

@@ -15,7 +15,7 @@ from bpd_jax.decoding.initial_parameters import initial_parameters
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.run_loading import load_task
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
 from bpd_jax.training.config import OptimizerConfig, TrainConfig

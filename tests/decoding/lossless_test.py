@@ -20,7 +20,7 @@ from bpd_jax.decoding.options import BATCHED, SPECULATIVE, TREE, DecodeOptions
 from bpd_jax.drafting.parts import parts
 from bpd_jax.drafting.searches.tree import Tree
 from bpd_jax.evaluation.compare import differences, first_difference
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
 from tests.decoding import random_models
 from tests.decoding.random_models import (

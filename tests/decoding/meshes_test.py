@@ -15,7 +15,7 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.interface import without_arrays
 from bpd_jax.evaluation.scoring import score_texts
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from tests.decoding.random_models import make_assets, make_model, sharded_model
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "formats" / "golden"

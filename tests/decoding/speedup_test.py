@@ -24,7 +24,7 @@ from bpd_jax.decoding.speedup import (
 from bpd_jax.decoding.verification import pass_sizes
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.searches.tree import Tree
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.quantized import rounded
 from tests.decoding.random_models import (
     make_drafter,

@@ -18,7 +18,7 @@ from bpd_jax.drafting.refiners.transitions import (
 )
 from bpd_jax.drafting.searches.best import best_paths
 from bpd_jax.drafting.searches.cover import covering_drafts
-from bpd_jax.models.model import top_candidates
+from bpd_jax.models.candidates import top_candidates
 from tests.drafting.naive import (
     all_paths,
     assert_best,

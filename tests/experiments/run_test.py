@@ -16,8 +16,8 @@ from bpd_jax.data.row_sources import Shard
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loaded_model import Chat
 from bpd_jax.decoding.recording import padded_sizes, record_text
+from bpd_jax.models.candidates import entropy
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.model import entropy
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.studies import run_files
 from bpd_jax.studies.measure_drafts import (

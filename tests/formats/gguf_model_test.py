@@ -10,7 +10,7 @@ from bpd_jax.formats.gguf_model import open_gguf
 from bpd_jax.formats.pretrained_checkpoint import load_trunk
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.models.mesh import MeshConfig
 from bpd_jax.models.products import Packed
 from bpd_jax.models.quantized import expanded, kernel_rows
 from bpd_jax.models.rotary import RotaryConfig, rotate

@@ -8,7 +8,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.config_files import load_config, save_config
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.partitioning import MeshConfig
+from bpd_jax.models.mesh import MeshConfig
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import MarkovConfig
 from bpd_jax.models.transformer_config import TransformerConfig, usual_layers

@@ -20,9 +20,10 @@ from bpd_jax.models.blockwise import (
 )
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.layers import Experts, is_stacked, stack_layers, unstack_layers
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.model import Model
 from bpd_jax.models.model_flops import trunk_weights
-from bpd_jax.models.partitioning import MeshConfig, make_mesh, unbox
+from bpd_jax.models.partitioning import unbox
 from bpd_jax.models.transformer_config import ComputeConfig, TransformerConfig
 from tests.decoding.random_models import LLAMA, random_params, sharded_model
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.models import partitioning
+from bpd_jax.models import mesh as meshes
 from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.partitioning import MeshConfig, make_mesh, with_shardings
+from bpd_jax.models.mesh import MeshConfig, make_mesh
+from bpd_jax.models.partitioning import with_shardings
 from bpd_jax.models.transformer_config import TransformerConfig
 
 CONFIG = BlockwiseConfig(
@@ -47,7 +48,7 @@ def test_a_mesh_takes_all_devices_it_is_given():
 @pytest.fixture
 def two_slices(monkeypatch):
     """Devices with odd numbers are of another TPU slice than those with even ones."""
-    monkeypatch.setattr(partitioning, "slice_of", lambda device: device.id % 2)
+    monkeypatch.setattr(meshes, "slice_of", lambda device: device.id % 2)
 
 
 @pytest.mark.parametrize(

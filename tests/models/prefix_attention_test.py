@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bpd_jax.models import prefix_attention as module
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.prefix_attention import in_blocks, in_parts, of_mask
 
 SLOTS, TOKENS, GROUP = 75, 5, 2

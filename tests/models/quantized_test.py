@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from bpd_jax.models import quantized
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.products import times_rows
 from bpd_jax.models.quantized import (
     QuantizedMatrix,

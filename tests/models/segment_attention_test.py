@@ -8,7 +8,7 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.models import segment_attention as module
 from bpd_jax.models.attention import Segments, attention, causal_mask
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.segment_attention import chosen, fused, segment_attention
 
 # Two documents and padding; a row of one document; a row of padding alone.

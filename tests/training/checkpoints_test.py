@@ -9,7 +9,7 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.layers import is_stacked
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.checkpoint_files import DIGESTS
 from bpd_jax.training.checkpoints import Checkpoints, best_step, load_parameters

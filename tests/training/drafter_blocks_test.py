@@ -17,7 +17,8 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.config_files import load_config
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
-from bpd_jax.models.partitioning import MeshConfig, from_own_rows, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
+from bpd_jax.models.partitioning import from_own_rows
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import ComputeConfig, TransformerConfig
 from bpd_jax.training.drafter_blocks import draw_positions

@@ -11,7 +11,7 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.rows import RowIterator, open_rows
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training import hosts
 from bpd_jax.training.exported_params import load_run_parameters

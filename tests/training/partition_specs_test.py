@@ -8,7 +8,7 @@ import pytest
 
 from bpd_jax.base import configuration
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.state import abstract_state, make_optimizer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bpd_jax.models.layers import is_stacked, unstack_layers
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.state import (

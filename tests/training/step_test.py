@@ -7,7 +7,8 @@ import optax
 
 from bpd_jax.data.rows import make_batch
 from bpd_jax.models.layers import is_stacked, unstack_layers
-from bpd_jax.models.partitioning import MeshConfig, from_own_rows, make_mesh, replicated
+from bpd_jax.models.mesh import MeshConfig, make_mesh
+from bpd_jax.models.partitioning import from_own_rows, replicated
 from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.loss import BlockwiseLoss

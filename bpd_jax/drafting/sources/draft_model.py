@@ -17,7 +17,7 @@ from bpd_jax.drafting.parts import (
 from bpd_jax.drafting.small_lm import Reading, SmallLM
 from bpd_jax.drafting.sources.heads import lattice_width
 from bpd_jax.models.cache import KVCache
-from bpd_jax.models.model import top_candidates
+from bpd_jax.models.candidates import top_candidates
 
 
 @dataclasses.dataclass(frozen=True)

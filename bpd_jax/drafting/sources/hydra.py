@@ -11,7 +11,8 @@ from bpd_jax.drafting.interface import Candidates, Extension, Source, View
 from bpd_jax.drafting.parts import BuildContext, SearchPart, register
 from bpd_jax.drafting.sources.heads import Heads, HeadsPart
 from bpd_jax.models.attachment_files import LoadedRefiner
-from bpd_jax.models.model import Model, top_candidates
+from bpd_jax.models.candidates import top_candidates
+from bpd_jax.models.decoded_model import DecodedModel
 from bpd_jax.models.trained_refiners import HydraConfig, hydra_states
 
 
@@ -25,7 +26,7 @@ class HydraState:
       embedded: embeddings of the tokens of each path.
     """
 
-    model: Model
+    model: DecodedModel
     hidden: Float[Array, "B D"]
     embedded: Float[Array, "B n l D"]
 

@@ -19,7 +19,8 @@ from bpd_jax.base.settings import (
 )
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
-from bpd_jax.models.partitioning import MeshConfig, check_rows
+from bpd_jax.models.mesh import MeshConfig
+from bpd_jax.models.partitioning import check_rows
 from bpd_jax.models.stored_tensors import STORED_DTYPES
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.config import FrozenConfig

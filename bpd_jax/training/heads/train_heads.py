@@ -26,7 +26,7 @@ from bpd_jax.models.attachment_files import (
 )
 from bpd_jax.models.attachments import VOCABULARY, by_path
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.partitioning import make_mesh
+from bpd_jax.models.mesh import make_mesh
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path, work_place
 from bpd_jax.training import frozen, run_folder

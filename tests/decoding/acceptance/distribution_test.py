@@ -23,7 +23,7 @@ from bpd_jax.drafting.small_lm import SmallLM
 from bpd_jax.drafting.sources.draft_model import DraftModelSource
 from bpd_jax.drafting.sources.heads import HeadsSource
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.model import top_candidates
+from bpd_jax.models.candidates import top_candidates
 
 VOCAB, PROMPT, BATCH = 8, 3, 20_000
 TREE = Topology.of([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
