@@ -25,8 +25,8 @@ from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation import decode_flags
 from bpd_jax.evaluation.compare import first_difference
-from bpd_jax.models.attention import Segments
 from bpd_jax.models.model import Model
+from bpd_jax.models.segment_attention import Segments
 
 GOLDEN = cli.DEFINE_path("golden", None, "Results of transformers.")
 OUTPUT = cli.DEFINE_path("output", "benchmarks/results/parity.json", "file.")

@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks.accelerator_parts.jobs import Job, JobSettings, Row, seconds_of
 from bpd_jax.base.typing import Array
-from bpd_jax.models.attention import Segments, attention, causal_mask
+from bpd_jax.models.attention import attention, causal_mask
 from bpd_jax.models.prefix_attention import prefix_attention
-from bpd_jax.models.segment_attention import fused, segment_attention
+from bpd_jax.models.segment_attention import Segments, fused
 
 # bfloat16 has 8 significant bits, and some devices multiply float32 with 10.
 TOLERANCE = 0.03
@@ -66,8 +66,8 @@ def _training(settings: JobSettings, shape: Shape, kernel: str) -> Row:
 
     def candidate(queries: Array, keys: Array, values: Array) -> Array:
         if kernel == "fused":
-            return fused(queries, keys, values, Segments(ids), "xla")
-        return segment_attention(queries, keys, values, Segments(ids), kernel)
+            return fused(queries, keys, values, ids, "xla")
+        return Segments(ids).attend(queries, keys, values, kernel)
 
     def reference(queries: Array, keys: Array, values: Array) -> Array:
         return attention(queries, keys, values, causal_mask(ids))

@@ -43,11 +43,11 @@ from bpd_jax.decoding.sampling import (
 from bpd_jax.decoding.verification import verify
 from bpd_jax.drafting.draft_tree import DraftTree, take
 from bpd_jax.drafting.interface import Drafter, Outcome, Prompts, View, without_arrays
-from bpd_jax.models.attention import Segments
 from bpd_jax.models.cache import KeyValues, commit, write_rows
 from bpd_jax.models.decoded_model import DecodedModel
 from bpd_jax.models.partitioning import from_own_rows, on_host, own_rows
 from bpd_jax.models.programs import Program
+from bpd_jax.models.segment_attention import Segments
 
 
 @flax.struct.dataclass

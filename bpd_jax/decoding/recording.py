@@ -23,13 +23,14 @@ from bpd_jax.decoding.recorded_drafter import (
     stack_padded,
 )
 from bpd_jax.decoding.sampling import row_keys
-from bpd_jax.models.attention import Segments
+from bpd_jax.models.attention import WholeTexts
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.candidates import entropy
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import on_host
 from bpd_jax.models.programs import Program
+from bpd_jax.models.segment_attention import Segments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +128,7 @@ class RecordedModel:
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | Segments,
+        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | WholeTexts,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
         *,

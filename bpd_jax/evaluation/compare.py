@@ -17,9 +17,9 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation, compile_task
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.models.attention import Segments
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import on_host
+from bpd_jax.models.segment_attention import Segments
 from bpd_jax.training import hosts
 
 # Two logits closer than this are equal up to rounding: a forward pass of another shape

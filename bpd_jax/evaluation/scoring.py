@@ -19,10 +19,10 @@ from bpd_jax.base import progress
 from bpd_jax.base.compiled import padded_length
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int
-from bpd_jax.models.attention import Segments
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import even_rows, in_rows, on_host
 from bpd_jax.models.programs import Program
+from bpd_jax.models.segment_attention import Segments
 from bpd_jax.models.transformer_config import check_token_ids
 
 Encode = Callable[[str], Sequence[int]]

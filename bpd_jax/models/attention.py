@@ -1,10 +1,11 @@
 """Attention of T new tokens over each other, and over what is before them."""
 
+import abc
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Bool, Float, Int
 
@@ -14,15 +15,24 @@ from bpd_jax.base.typing import Array, Bool, Float, Int
 Attended = tuple[Array, Array, Array]
 
 
-class Segments(NamedTuple):
-    """Compact representation of the attention mask: see `causal_mask`.
+class WholeTexts(abc.ABC):
+    """A mask that brings its own attention, of whole texts without a cache; a pytree.
 
-    Attributes:
-      ids: `[B, T]` the segment of each token; 0 is padding. None if each row is one
-        text, whose padding comes after it and so out of its sight.
+    See `Segments` in `segment_attention`.
     """
 
-    ids: Int[Array, "B T"] | None = None
+    @abc.abstractmethod
+    def attend(
+        self,
+        queries: Float[Array, "B T N H"],
+        keys: Float[Array, "B T K H"],
+        values: Float[Array, "B T K H"],
+        implementation: str = "auto",
+        mesh: Mesh | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Float[Array, "B T N H"]:
+        """Attention of all tokens; for `implementation` see `ComputeConfig`."""
 
 
 def attention(

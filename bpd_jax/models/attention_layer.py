@@ -6,12 +6,11 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.models import device_ops
-from bpd_jax.models.attention import Segments, near
+from bpd_jax.models.attention import WholeTexts, near
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.device_ops import Before, Operations
 from bpd_jax.models.layers import Projection, norm
 from bpd_jax.models.partitioning import EMBED, HEADS, KV
-from bpd_jax.models.segment_attention import segment_attention
 from bpd_jax.models.transformer_config import TransformerConfig
 
 
@@ -79,7 +78,7 @@ class Attention(nn.Module):
         self,
         x: Float[Array, "B T I"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | Segments,
+        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | WholeTexts,
         cache: KVCache | None = None,
         layer: int = 0,
         earlier: KeyValues | None = None,
@@ -103,14 +102,13 @@ class Attention(nn.Module):
         slots = 0 if cache is None else cache.slots
         if window is not None and slots + all_keys.shape[1] <= window:
             window = None  # All tokens are within one window.
-        if isinstance(mask, Segments):
+        if isinstance(mask, WholeTexts):
             assert cache is None
             assert earlier is None
-            mixed = segment_attention(
+            mixed = mask.attend(
                 queries,
                 keys,
                 values,
-                mask,
                 self.implementation,
                 self.mesh,
                 window,

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params, PyTree
 from bpd_jax.models import products
-from bpd_jax.models.attention import Segments
+from bpd_jax.models.attention import WholeTexts
 from bpd_jax.models.block_drafter import BlockDrafter
 from bpd_jax.models.block_heads import BlockHeads, apply_head, is_trained
 from bpd_jax.models.blockwise_config import BlockwiseConfig
@@ -52,7 +52,7 @@ class BlockwiseLM(nn.Module):
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | Segments,
+        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | WholeTexts,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
         layers: tuple[int, ...] = (),

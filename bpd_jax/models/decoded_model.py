@@ -5,7 +5,7 @@ from typing import Protocol
 from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Bool, Float, Int
-from bpd_jax.models.attention import Segments
+from bpd_jax.models.attention import WholeTexts
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.candidates import Perturbation
 
@@ -36,7 +36,7 @@ class DecodedModel(Protocol):
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | Segments,
+        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | WholeTexts,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
         *,

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models import device_ops
-from bpd_jax.models.attention import Segments
+from bpd_jax.models.attention import WholeTexts
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache, spread
@@ -69,7 +69,7 @@ class Model:
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | Segments,
+        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | WholeTexts,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
         *,

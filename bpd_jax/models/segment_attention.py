@@ -13,13 +13,14 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int
-from bpd_jax.models.attention import Segments, capped, causal_mask
+from bpd_jax.models.attention import WholeTexts, capped, causal_mask
 from bpd_jax.models.partitioning import (
     attention_spec,
     constrain,
@@ -48,34 +49,46 @@ _EVEN = 128
 _GROUPS = 8
 
 
-def segment_attention(
-    queries: Float[Array, "B T N H"],
-    keys: Float[Array, "B T K H"],
-    values: Float[Array, "B T K H"],
-    segments: Segments,
-    implementation: str = "auto",
-    mesh: Mesh | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> Float[Array, "B T N H"]:
+@flax.struct.dataclass
+class Segments(WholeTexts):
     """Each token attends to itself and the earlier tokens of its segment.
 
-    Queries are unscaled; N is a multiple of K. A token sees the last `window` tokens,
-    itself included. For `implementation` see `ComputeConfig.attention`, for `softcap`
-    `attention.capped`.
+    A compact representation of `causal_mask`.
+
+    Attributes:
+      ids: `[B, T]` the segment of each token; 0 is padding. None if each row is one
+        text, whose padding comes after it and so out of its sight.
     """
-    kernel = chosen(implementation, queries.dtype, queries.shape, mesh, softcap)
-    if kernel == "pallas":
-        return _pallas(queries, keys, values, segments.ids, mesh, window, softcap)
-    if kernel == "cudnn":
-        if mesh is not None:
-            heads = math.gcd(queries.shape[2], keys.shape[2])
-            spec = attention_spec(len(queries), heads, mesh, heads_axis=2)
-            queries, keys, values = (
-                constrain(x, mesh, spec) for x in (queries, keys, values)
-            )
-        return fused(queries, keys, values, segments, "cudnn", window)
-    return chunked_attention(queries, keys, values, segments.ids, window, softcap)
+
+    ids: Int[Array, "B T"] | None = None
+
+    def attend(
+        self,
+        queries: Float[Array, "B T N H"],
+        keys: Float[Array, "B T K H"],
+        values: Float[Array, "B T K H"],
+        implementation: str = "auto",
+        mesh: Mesh | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Float[Array, "B T N H"]:
+        """Attention by the kernel that `chosen` names, or by `chunked_attention`.
+
+        Queries are unscaled; N is a multiple of K. A token sees the last `window`
+        tokens, itself included. For `softcap` see `attention.capped`.
+        """
+        kernel = chosen(implementation, queries.dtype, queries.shape, mesh, softcap)
+        if kernel == "pallas":
+            return _pallas(queries, keys, values, self.ids, mesh, window, softcap)
+        if kernel == "cudnn":
+            if mesh is not None:
+                heads = math.gcd(queries.shape[2], keys.shape[2])
+                spec = attention_spec(len(queries), heads, mesh, heads_axis=2)
+                queries, keys, values = (
+                    constrain(x, mesh, spec) for x in (queries, keys, values)
+                )
+            return fused(queries, keys, values, self.ids, "cudnn", window)
+        return chunked_attention(queries, keys, values, self.ids, window, softcap)
 
 
 def chosen(
@@ -139,7 +152,7 @@ def fused(
     queries: Float[Array, "B T N H"],
     keys: Float[Array, "B T K H"],
     values: Float[Array, "B T K H"],
-    segments: Segments,
+    ids: Int[Array, "B T"] | None,
     implementation: Literal["xla", "cudnn"],
     window: int | None = None,
 ) -> Float[Array, "B T N H"]:
@@ -153,16 +166,16 @@ def fused(
         jax.nn.dot_product_attention, implementation=implementation
     )
     arrays, length = (queries, keys, values), queries.shape[1]
-    if segments.ids is None:
+    if ids is None:
         near = None if window is None else (window - 1, 0)
         return attend(*arrays, is_causal=True, local_window_size=near)
     if length <= _CUDNN_CHUNK:
-        mask = causal_mask(segments.ids, window)[:, None]
+        mask = causal_mask(ids, window)[:, None]
         return attend(*arrays, mask=mask, is_causal=True)
     return in_chunks(
         lambda *chunk: attend(*chunk[:3], mask=chunk[3][:, None]),
         *arrays,
-        segments.ids,
+        ids,
         window,
         axis=1,
         size=_CUDNN_CHUNK,

@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models import device_ops
-from bpd_jax.models.attention import Segments, capped
+from bpd_jax.models.attention import WholeTexts, capped
 from bpd_jax.models.attention_layer import Attention
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.layers import PARTS, Experts, Projection, named_normal, norm
@@ -93,7 +93,7 @@ class Block(nn.Module):
         self,
         x: Float[Array, "B T D"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | Segments,
+        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | WholeTexts,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], tuple[KeyValues, Float[Array, "B T D"]]]:
@@ -257,7 +257,7 @@ class Transformer(nn.Module):
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | Segments,
+        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | WholeTexts,
         cache: KVCache | None = None,
         earlier: KeyValues | None = None,
         layers: tuple[int, ...] = (),

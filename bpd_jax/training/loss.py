@@ -11,11 +11,11 @@ from jax.sharding import Mesh
 from bpd_jax.base.settings import Count, Validated, choice
 from bpd_jax.base.typing import AnyArray, Array, Bool, Float, Int, Params
 from bpd_jax.data.rows import Batch
-from bpd_jax.models.attention import Segments
 from bpd_jax.models.block_heads import apply_head, softmax_rows
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.products import float32_sums
+from bpd_jax.models.segment_attention import Segments
 from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.cross_entropy import (
     Head,

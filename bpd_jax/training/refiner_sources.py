@@ -26,9 +26,9 @@ from bpd_jax.base.settings import Count, Path, choice, configurable
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.data.rows import Batch, PackedRows, RowIterator, open_rows
 from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.segment_attention import Segments
 from bpd_jax.models.trained_refiners import REFINER_KINDS, RefinerConfig
 from bpd_jax.models.transformer_config import Rank, Size
 from bpd_jax.storage.paths import as_path

@@ -9,14 +9,13 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from bpd_jax.compilation.compiler import COMPILER_OPTIONS, find_slice
-from bpd_jax.models.attention import Segments
 from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.partitioning import BATCH_SPEC
 from bpd_jax.models.prefix_attention import prefix_attention
 from bpd_jax.models.products import times_rows
 from bpd_jax.models.quantized import QuantizedMatrix
 from bpd_jax.models.quantized_kernel import MOST_ROWS
-from bpd_jax.models.segment_attention import segment_attention
+from bpd_jax.models.segment_attention import Segments
 from tests.compilation.compilers import NEEDS_CUDA, NEEDS_LIBTPU
 
 CHIPS = [
@@ -70,7 +69,7 @@ def test_whole_texts_need_no_scores(topology, window):
 
     def run(mesh, *arrays):
         arrays = (x.swapaxes(1, 2) for x in arrays)
-        return segment_attention(*arrays, Segments(), "auto", mesh, window)
+        return Segments().attend(*arrays, "auto", mesh, window)
 
     shapes = [((2, n, length, 128), "bfloat16") for n in (heads, 2, 2)]
     assert temporary_bytes(topology, (2, 1, 2), run, *shapes) < length * length

@@ -11,7 +11,6 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.models import layers
-from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import (
     BlockwiseLM,
     abstract_parameters,
@@ -24,6 +23,7 @@ from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.model import Model
 from bpd_jax.models.model_flops import trunk_weights
 from bpd_jax.models.partitioning import unbox
+from bpd_jax.models.segment_attention import Segments
 from bpd_jax.models.transformer_config import ComputeConfig, TransformerConfig
 from tests.decoding.random_models import LLAMA, random_params, sharded_model
 

@@ -7,9 +7,9 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.models import segment_attention as module
-from bpd_jax.models.attention import Segments, attention, causal_mask
+from bpd_jax.models.attention import attention, causal_mask
 from bpd_jax.models.mesh import MeshConfig, make_mesh
-from bpd_jax.models.segment_attention import chosen, fused, segment_attention
+from bpd_jax.models.segment_attention import Segments, chosen, fused
 
 # Two documents and padding; a row of one document; a row of padding alone.
 IDS = np.array([[1] * 90 + [2] * 60 + [0] * 10, [1] * 160, [0] * 160], np.int32)
@@ -36,6 +36,10 @@ def gradients(function, arrays, ids=IDS):
         arrays
     )
     return mixed, *array_gradients
+
+
+def attend(queries, keys, values, segments, *options, **named):
+    return segments.attend(queries, keys, values, *options, **named)
 
 
 def plain(queries, keys, values, segments, window=None, softcap=None):
@@ -70,7 +74,7 @@ def check(function, arrays, ids=IDS, tolerance=1e-5, **options):
 def test_the_pallas_kernel_equals_plain_attention(length, packed, options):
     ids = np.pad(IDS, ((0, 0), (0, length - 160)))
     arrays, ids = inputs(2, 1, ids=ids), ids if packed else None
-    pallas = functools.partial(segment_attention, implementation="pallas")
+    pallas = functools.partial(attend, implementation="pallas")
     check(pallas, arrays, ids, 2e-4, **options)
 
 
@@ -79,7 +83,7 @@ def test_the_pallas_kernel_runs_on_every_devices_own_rows_and_heads(kv_heads):
     ids = IDS[[0, 1, 2, 0], :128]
     mesh = make_mesh(MeshConfig(data=2, fsdp=1, model=4))
     arrays = inputs(4, kv_heads, 32, ids)
-    check(lambda *a: segment_attention(*a, "pallas", mesh), arrays, ids, 2e-4)
+    check(lambda *a: attend(*a, "pallas", mesh), arrays, ids, 2e-4)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,7 @@ def test_the_pallas_kernel_runs_on_every_devices_own_rows_and_heads(kv_heads):
 def test_attention_in_chunks_equals_plain_attention(length, num_heads, kv_heads):
     ids = IDS[:, :length]
     arrays = inputs(num_heads, kv_heads, 32, ids)
-    check(segment_attention, arrays, ids)
+    check(attend, arrays, ids)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -102,14 +106,14 @@ def test_long_rows_and_windows_in_chunks(monkeypatch, window, packed):
     arrays = inputs(4, 2, 8, ids)
     ids = ids if packed else None
     options = {"window": window, "softcap": 2.0 if window == 70 else None}
-    check(segment_attention, arrays, ids, **options)
+    check(attend, arrays, ids, **options)
 
 
 def test_attention_in_bfloat16_on_a_cpu_has_the_gradients_of_float32():
     arrays = inputs(4, 2, 32)
     rounded = tuple(jnp.asarray(x, jnp.bfloat16) for x in arrays)
     exact = gradients(plain, tuple(x.astype(jnp.float32) for x in rounded))
-    got = gradients(segment_attention, rounded)
+    got = gradients(attend, rounded)
     for actual, expected in zip(
         jax.tree.leaves(got), jax.tree.leaves(exact), strict=True
     ):
@@ -128,7 +132,10 @@ def test_fused_attention_equals_plain_attention(monkeypatch, case, window):
         monkeypatch.setattr(module, "_CUDNN_CHUNK", 64)
     ids = None if case == "whole texts" else IDS
     arrays = inputs(width=16)
-    attend = functools.partial(fused, implementation="xla")
+
+    def attend(queries, keys, values, segments, window):
+        return fused(queries, keys, values, segments.ids, "xla", window)
+
     check(attend, arrays, ids, 2e-5, window=window)
 
 
@@ -154,7 +161,7 @@ def has_gpu():
 @pytest.mark.skipif("not has_gpu()", reason="needs a GPU")
 def test_cudnn_equals_plain_attention():
     arrays = tuple(jnp.asarray(x, jnp.bfloat16) for x in inputs())
-    got = gradients(lambda *a: segment_attention(*a, "cudnn"), arrays)
+    got = gradients(lambda *a: attend(*a, "cudnn"), arrays)
     exact = gradients(plain, tuple(x.astype(jnp.float32) for x in arrays))
     assert_equal([np.asarray(x, np.float32) for x in got], exact, 0.1)
     assert chosen("auto", jnp.bfloat16, arrays[0].shape) == "cudnn"

@@ -11,7 +11,6 @@ import pytest
 
 import bpd_jax
 from bpd_jax.base.errors import UserError
-from bpd_jax.models.attention import Segments
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.config_files import load_config
@@ -20,6 +19,7 @@ from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.partitioning import from_own_rows
 from bpd_jax.models.rotary import RotaryConfig
+from bpd_jax.models.segment_attention import Segments
 from bpd_jax.models.transformer_config import ComputeConfig, TransformerConfig
 from bpd_jax.training.drafter_blocks import draw_positions
 from bpd_jax.training.loss import BlockwiseLoss, LossSettings
