@@ -133,14 +133,15 @@ def difference_interval(
 
 
 def bootstrap(
-    statistic: Callable[[np.ndarray], np.ndarray], count: int
+    statistic: Callable[[np.ndarray], np.ndarray], count: int, level: float = _LEVEL
 ) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of a statistic of examples.
+    """Percentile bootstrap interval of a statistic of examples.
 
     Args:
       statistic: maps indices of examples, `[..., n]`, to values, `[...]`; resamples
         whose value is NaN are left out.
       count: n, the number of examples.
+      level: level of the interval.
     """
     # Imported late: it takes half a second, which every command would wait.
     from scipy import stats
@@ -160,7 +161,7 @@ def bootstrap(
             method="percentile",
             rng=np.random.default_rng(0),
         ).bootstrap_distribution
-    low, high = np.nanquantile(values, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+    low, high = np.nanquantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 

@@ -68,14 +68,8 @@ class ContenderDrafts:
         6.1). `bpd_jax.evaluation.draft_statistics.repetition` is over the calls that
         one method makes.
         """
-        pairs = equal = drafts = longest = 0
-        for record in self:
-            length = from_digits(record.length)[: record.tokens]
-            equal += int(record.repeats[: record.tokens].sum())
-            pairs += int(np.maximum(length - 1, 0).sum())
-            runs = from_digits(record.longest)[: record.tokens]
-            longest += int(runs[length > 1].sum())
-            drafts += int((length > 1).sum())
+        sums = (record.repetition for record in self)
+        equal, pairs, longest, drafts = map(sum, zip(*sums, strict=True))
         return (equal / pairs, longest / drafts) if pairs else (None, None)
 
     def cell(self, paper: float | None = None) -> Cell:

@@ -46,6 +46,7 @@ def facts_of(context: StudyContext) -> Facts:
             for name in context.alphas
         },
         "zero_wins": context.zero_wins,
+        "tuned": context.tuned,
         "printed": dict(config.printed),
         "notes": list(config.notes),
         "texts": {
@@ -75,7 +76,7 @@ def merge_facts(before: Facts, now: Facts) -> Facts:
     """
     merged = {
         name: {**now[name], **{k: v for k, v in old.items() if k not in now[name]}}
-        for name in ("labels", "made_with")
+        for name in ("labels", "made_with", "tuned")
         if isinstance(old := before.get(name), dict)
     }
     return {**now, **merged}

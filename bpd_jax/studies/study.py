@@ -125,6 +125,8 @@ class Study:
 
 def _weight_notes(run: StudyRun) -> list[str]:
     """Notes on the weight α of the contenders that do not set it."""
+    if tuned := run.facts.get("tuned"):
+        return [_tuned_note(run, tuned)]
     kinds = {
         class_of(contender.method)
         for contender in map(parse_contender, run.facts.get("labels", {}))
@@ -145,3 +147,22 @@ def _weight_notes(run: StudyRun) -> list[str]:
                 weights += f"; α = 0 is better on {', '.join(zero)}"
         notes.append(f"{label} rescorers that do not set α use {weights}.")
     return notes
+
+
+def _tuned_note(run: StudyRun, tuned: dict[str, Any]) -> str:
+    """The settings that were tuned for each contender."""
+    parts = []
+    for name, by_task in tuned.items():
+        words = {
+            task: " ".join(f"{key} {value:g}" for key, value in values.items())
+            for task, values in by_task.items()
+        }
+        if len({*words.values()}) == 1:
+            text = next(iter(words.values()))
+        else:
+            text = ", ".join(f"{run.task_label(t)} {word}" for t, word in words.items())
+        parts.append(f"{run.label(name)}: {text}")
+    return (
+        "Settings were tuned for each method, with its search and number of drafts, on "
+        f"examples that are not reported. {'; '.join(parts)}."
+    )

@@ -44,6 +44,8 @@ _MUTABLE = (
     "study",
     # `StudyContext.made_with` covers the α of contenders.
     "alphas",
+    "grids",
+    "pooled",
     "tuners",
 )
 # Settings that determine the texts and the drafts along them.
@@ -71,6 +73,9 @@ _ADDED_SETTINGS: dict[str, Any] = {
     "turns": 1,
 }
 TASK_FIELD = "{task}"
+
+TUNED = ("alpha", "temperature", "heads")
+"""Settings that `StudyConfig.grids` may tune."""
 
 ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
 """The weights that the paper evaluates (appendix E)."""
@@ -156,7 +161,13 @@ class StudyConfig(Validated):
       tuners: class of rescorers (`ngram`, `neural`) → the contender on which its weight
         α is tuned, for each task, on the `tune` examples. All contenders of the class
         that do not set α use the result (paper, appendix E). With {} α is 1.
-      alphas: values of α to choose from: by default the grid that the paper prints.
+      grids: setting of a method (`alpha`, `temperature`, `heads`) → the values to
+        choose from for every contender that has the setting and does not set it, each
+        contender with its own models, search and number of drafts; see
+        `bpd_jax.studies.tuning`. A grid of `alpha` replaces `tuners`.
+      pooled: whether `grids` are tuned once, on the tuning examples of all tasks, and
+        not for each task.
+      alphas: values of α to choose from with `tuners`: by default the paper's grid.
         α = 0, which it does not print, is tried as well, and where it would win this is
         said, but it is not chosen unless it is listed here.
       text_temperature: temperature at which replayed texts are sampled; 0 is greedy.
@@ -201,6 +212,10 @@ class StudyConfig(Validated):
     longest_whole: Count = 768
     lattice_width: Count = DecodeConfig.lattice_width
     tuners: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    grids: Mapping[str, Sequence[Annotated[float, number(0, 1e6)]]] = dataclasses.field(
+        default_factory=dict
+    )
+    pooled: bool = False
     alphas: Sequence[Annotated[float, number(0, 1e6)]] = ALPHAS
     text_temperature: Annotated[float, number(0, 1e6)] = 0.0
     draft_noise: NonNegative = 0.0
@@ -230,6 +245,11 @@ class StudyConfig(Validated):
                 )
         if self.tuners and not self.alphas:
             raise UserError("alphas is empty: give non-negative numbers.")
+        for setting, values in self.grids.items():
+            if setting not in TUNED or not values:
+                raise UserError(
+                    f"grids[{setting!r}] must list values of one of {', '.join(TUNED)}."
+                )
         for name, models in self.assets.items():
             for kind in models:
                 if kind not in ASSET_FOLDERS:

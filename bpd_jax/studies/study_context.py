@@ -43,6 +43,16 @@ from bpd_jax.studies.tasks import StudyExample, plain_text
 from bpd_jax.studies.text_files import content_digest, load_texts, save_texts
 from bpd_jax.training import hosts
 
+
+def exact_number(value: float) -> float:
+    """A number of a grid, an integer if it is whole.
+
+    >>> exact_number(3.0), exact_number(0.5)
+    (3, 0.5)
+    """
+    return int(value) if float(value).is_integer() else value
+
+
 # Maximum number of texts in a file.
 _TEXTS_PER_FILE = 128
 
@@ -55,6 +65,7 @@ class StudyContext:
       alphas: class of rescorers → task → tuned weight; see `bpd_jax.studies.tuning`.
         Contenders of other classes have α = 1.
       zero_wins: class of rescorers → tasks on which α = 0 is better than that weight.
+      tuned: contender → task → its tuned settings, with `StudyConfig.grids`.
     """
 
     def __init__(
@@ -80,6 +91,7 @@ class StudyContext:
         self._made_with: dict[tuple[str | None, tuple[str, ...]], str] = {}
         self.alphas: dict[str, dict[str, float]] = {}
         self.zero_wins: dict[str, list[str]] = {}
+        self.tuned: dict[str, dict[str, dict[str, float]]] = {}
 
     def model_name(self, task: str) -> str:
         """The name of the model that decodes a task."""
@@ -211,9 +223,8 @@ class StudyContext:
                 lattice_width=self.config.lattice_width
             )
         method = parsed.method
-        tuned = self._tuned(method)
-        if tuned:
-            method = method.with_setting("alpha", tuned[task])
+        for setting, value in self._tuned(name).get(task, {}).items():
+            method = method.with_setting(setting, exact_number(value))
         return self._decoders[key], method.with_source(self.config.source)
 
     def unavailable(self, names: Sequence[str]) -> dict[str, str]:
@@ -232,11 +243,15 @@ class StudyContext:
                     reasons[name] = str(error)
         return reasons
 
-    def _tuned(self, method: Method) -> dict[str, float]:
-        """Tuned weights of a method by task; empty if the method sets α itself."""
+    def _tuned(self, name: str) -> dict[str, dict[str, float]]:
+        """Tuned settings of a contender by task; empty if it sets α itself."""
+        if name in self.tuned:
+            return self.tuned[name]
+        method = parse_contender(name).method
         if method.setting("alpha") is not None:
             return {}
-        return self.alphas.get(class_of(method) or "", {})
+        alphas = self.alphas.get(class_of(method) or "", {})
+        return {task: {"alpha": alpha} for task, alpha in alphas.items()}
 
     def made_with(self, name: str) -> str:
         """A digest of the files of a contender's models, and of its tuned weights."""
@@ -259,17 +274,20 @@ class StudyContext:
                         line = f"{task} {kind} {content_digest(path)}\n"
                         digest.update(line.encode())
             self._made_with[key] = digest.hexdigest()
-        tuned = self._tuned(parsed.method)
+        tuned = self._tuned(name)
         if not tuned:
             return self._made_with[key]
-        alphas = {task: tuned[task] for task in self.config.tasks}
-        text = f"{self._made_with[key]} {json.dumps(alphas, sort_keys=True)}"
+        chosen: dict[str, Any] = {task: tuned[task] for task in self.config.tasks}
+        if name not in self.tuned:  # The form of the weights of a class.
+            chosen = {task: values["alpha"] for task, values in chosen.items()}
+        text = f"{self._made_with[key]} {json.dumps(chosen, sort_keys=True)}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def depends_on_task(self, name: str) -> bool:
         """Whether a contender's models or weight depend on the task."""
-        tuned = self._tuned(parse_contender(name).method)
-        if len({tuned[task] for task in self.config.tasks if task in tuned}) > 1:
+        tuned = self._tuned(name)
+        chosen = [tuned[task] for task in self.config.tasks if task in tuned]
+        if any(values != chosen[0] for values in chosen):
             return True
         return self._models_differ(name)
 
@@ -282,7 +300,7 @@ class StudyContext:
         if name in self.config.labels:
             return self.config.labels[name]
         decoder, _ = self.contender(name, self.config.tasks[0])
-        # Without the tuned weight, which depends on the task.
+        # Without the tuned settings, which depend on the task.
         contender = parse_contender(name)
         method = contender.method.with_source(self.config.source)
         label, assets = decoder.label(method), contender.assets

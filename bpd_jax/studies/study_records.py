@@ -138,6 +138,19 @@ class DraftRecord(Record):
         """Number of decoded tokens."""
         return len(self.accepted)
 
+    @property
+    def repetition(self) -> tuple[int, int, int, int]:
+        """Equal neighbours, pairs, sum of longest runs, drafts of two tokens or more.
+
+        Over all positions of the text.
+        """
+        length = from_digits(self.length)[: self.tokens]
+        several = length > 1
+        runs = from_digits(self.longest)[: self.tokens]
+        equal = self.repeats[: self.tokens].sum()
+        pairs = np.maximum(length - 1, 0).sum()
+        return int(equal), int(pairs), int(runs[several].sum()), int(several.sum())
+
     @functools.cached_property
     def calls(self) -> int:
         """Number of serial calls of decoding."""

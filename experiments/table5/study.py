@@ -46,12 +46,14 @@ from experiments.refinements import method_of, of_heads
 _SIDES = ("wins", "losses")
 COUNTS = (
     "ties",
+    "ties_repair",
     *(side + kind for side in _SIDES for kind in ("", "_repair", "_regress")),
 )
 """What is counted, by the names of the columns of `printed.TABLE5`."""
 
 _COLUMNS = [
-    Column("ties", digits=0),
+    Column("positions", "ties", digits=0),
+    Column("repair", "ties", digits=1, unit="%"),
     *(
         column
         for group in _SIDES
@@ -79,7 +81,8 @@ def count_positions(vanilla: DraftRecord, refined: DraftRecord) -> list[int]:
     """
     repaired = (vanilla.repeats > 0) & (refined.repeats == 0)
     introduced = (vanilla.repeats == 0) & (refined.repeats > 0)
-    positions = [refined.yields == vanilla.yields]
+    ties = refined.yields == vanilla.yields
+    positions = [ties, ties & repaired]
     for side in (refined.yields > vanilla.yields, refined.yields < vanilla.yields):
         positions += [side, side & repaired, side & introduced]
     return [int(chosen.sum()) for chosen in positions]
@@ -91,7 +94,7 @@ class _Comparisons(NamedTuple):
     Attributes:
       run, contender: the run, and the name of the contender.
       name: name of the table.
-      counts: `[n, 7]`, the numbers of positions of every example; see `COUNTS`.
+      counts: `[n, 8]`, the numbers of positions of every example; see `COUNTS`.
     """
 
     run: StudyRun
@@ -208,6 +211,7 @@ _WORDS = {
     "wins_repair": "of wins repair",
     "wins_regress": "introduce",
     "losses_repair": "of losses",
+    "ties_repair": "of ties",
 }
 """Shares that are compared, with the words after their percentages."""
 
@@ -215,12 +219,13 @@ _WORDS = {
 def _more_often(share: str, other: str, comparisons: list[_Comparisons]) -> Judgement:
     """Whether one share is significantly larger than another."""
     gaps = [_gap(contender, share, other) for contender in comparisons]
-    rows = printed.TABLE5.values()
+    rows = [row for row in printed.TABLE5.values() if other in row]
     paper = sum(row[share] > row[other] for row in rows)
+    in_table = f"in its table it holds on {paper} of {counted(len(rows), 'task')}"
     return (
         _combined(comparisons, [holds for holds, _ in gaps]),
-        f"{'. '.join(words for _, words in gaps)}. The paper does not state this; in "
-        f"its table it holds on {paper} of {counted(len(rows), 'task')}.",
+        f"{'. '.join(words for _, words in gaps)}. The paper does not state this; "
+        f"{in_table if rows else 'it does not print the share of ties'}.",
     )
 
 
@@ -304,6 +309,10 @@ def _findings(comparisons: list[_Comparisons]) -> list[Finding]:
         judged(
             f"{repairs} at those where it loses.",
             _more_often("wins_repair", "losses_repair", comparisons),
+        ),
+        judged(
+            f"{repairs} at those where it changes nothing, the base rate.",
+            _more_often("wins_repair", "ties_repair", comparisons),
         ),
         judged(
             f"{repairs} it introduces repetition.",

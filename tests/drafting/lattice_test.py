@@ -90,20 +90,21 @@ def test_the_vocabulary_is_never_sorted(count):
     assert not re.search(r"4096.* sort\(", program)
 
 
-def cover(lattice, transitions, count):
-    search = jax.jit(covering_drafts, static_argnums=2)
-    return jax.device_get(search(lattice, transitions, count))
+def cover(lattice, transitions, count, temperature=1.0):
+    search = jax.jit(covering_drafts, static_argnums=(2, 3))
+    return jax.device_get(search(lattice, transitions, count, temperature))
 
 
-def prefix_probabilities(lattice, scores, row):
+def prefix_probabilities(lattice, scores, row, temperature):
     """q of every prefix of drafted tokens, as a tuple of candidates."""
     heads, width = lattice.log_probs[row], lattice.tokens.shape[2]
     found = {(): 1.0}
     for length in range(1, lattice.tokens.shape[1]):
         for prefix in itertools.product(range(width), repeat=length - 1):
             node = prefix[-1] if prefix else 0
-            steps = np.exp(heads[length] + scores[row, length - 1, node])
-            steps *= np.exp(heads[length]).sum() / steps.sum()
+            summed = heads[length] + scores[row, length - 1, node]
+            steps = np.exp(summed / temperature)
+            steps /= steps.sum()
             for pick in range(width):
                 found[(*prefix, pick)] = found[prefix] * steps[pick]
     return found
@@ -119,15 +120,14 @@ def expected_tokens(paths, probabilities):
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive), 3])
 def test_no_other_drafts_have_more_expected_tokens(refined, count):
     lattice = random_lattice(seed=count, batch=3, length=4, width=3)
-    # Probabilities over the candidates: less than 1 in total.
-    lattice = lattice.replace(log_probs=lattice.log_probs - np.float32(2))
+    temperature = 0.5 + count / 2
     scores = np.zeros((3, 3, 3, 3), np.float32)
     if refined:
         scores = np.random.default_rng(count).normal(size=scores.shape)
     transitions = between_candidates(np.float32(scores)) if refined else None
-    drafts = cover(lattice, transitions, count)
+    drafts = cover(lattice, transitions, count, temperature)
     for row in range(3):
-        probabilities = prefix_probabilities(lattice, scores, row)
+        probabilities = prefix_probabilities(lattice, scores, row, temperature)
         columns = [list(column) for column in lattice.tokens[row]]
         found = [
             tuple(columns[at].index(path[at]) for at in range(1, 4))

@@ -304,6 +304,44 @@ def test_weights_are_tuned_per_task(context, tmp_path, trained):
     assert retuned.alphas == {"ngram": {"held_out": 1}}
 
 
+def test_settings_are_tuned_for_each_search(context, tmp_path):
+    """α of one draft and of many, temperature and positions; a greedy path has all."""
+    grids = {"alpha": [0.5, 1, 20], "temperature": [1, 3], "heads": [2, 3]}
+    contenders = ["bpd", "zero_gram:4:search=cover", "ngram:1", "ngram:2:alpha=1"]
+    config = dataclasses.replace(
+        context.config,
+        contenders=[*contenders, "ngram:1:search=greedy", "oracle"],
+        tuners={"ngram": "ngram:1"},
+        grids=grids,
+        pooled=True,
+    )
+    tuned = StudyContext(config, tmp_path)
+    untuned = tuned.made_with("ngram:1")
+    tune(tuned)
+    assert tuned.alphas == {}  # A grid of weights replaces the tuners.
+    settings = {name: set(by["held_out"]) for name, by in tuned.tuned.items()}
+    assert settings == {
+        "zero_gram:4:search=cover": {"temperature", "heads"},
+        "ngram:1": {"alpha", "heads"},
+        "ngram:2:alpha=1": {"heads"},
+        "ngram:1:search=greedy": {"alpha"},
+    }
+    [cover] = [
+        json.loads(path.read_text())
+        for path in (tmp_path / "alphas").iterdir()
+        if path.name.startswith("zero_gram_4_search_cover-all-")
+    ]
+    tried = {json.dumps(values): e for values, e in cover["block_efficiency"]}
+    assert tried[json.dumps(cover["chosen"])] == max(tried.values())
+    assert tuned.made_with("ngram:1") != untuned
+    assert facts_of(tuned)["tuned"] == tuned.tuned
+    _, method = tuned.contender("zero_gram:4:search=cover", "held_out")
+    # Settings with the default's value are those of the method anyway.
+    assert (method.source.heads, method.search.temperature) == tuple(
+        cover["chosen"][name] for name in ("heads", "temperature")
+    )
+
+
 def test_second_turns_follow_the_models_answers(trained, tmp_path):
     records = [
         {"category": "math", "turns": [f"{n} times {n}?", "and then?"]}

@@ -33,19 +33,20 @@ def test_wins_and_losses_of_two_tasks():
     [table] = exhibit.tables
     rows = values_of(table)
     # One win in each half of SQuAD: margins 2 - 1 and 1, so p = 2 / 4 before Holm's 3.
-    assert rows["SQUAD"] == pytest.approx([1, 3, 100 / 3, 100 / 3, 1, 0, 0, 1])
-    assert rows["QA"] == [2, 0, None, None, 1, 100, 0, 1]
-    assert rows["All"][:2] == [3, 3]
-    assert rows["All"][4:7] == [2, 50, 0]
-    assert table.rows[0].cells[2].paper == printed.TABLE5["squad"]["wins_repair"]
+    assert rows["SQUAD"] == pytest.approx([1, 0, 3, 100 / 3, 100 / 3, 1, 0, 0, 1])
+    assert rows["QA"] == [2, 0, 0, None, None, 1, 100, 0, 1]
+    assert rows["All"][:3] == [3, 0, 3]
+    assert rows["All"][5:8] == [2, 50, 0]
+    assert table.rows[0].cells[3].paper == printed.TABLE5["squad"]["wins_repair"]
     [chart] = exhibit.charts
     assert chart.categories == ["SQUAD", "QA"]
     assert chart.series[0].y == [60, 0]
     assert chart.series[1].y == [20, pytest.approx(100 / 3)]
-    repairs, introduces, weak = exhibit.findings
+    repairs, base_rate, introduces, weak = exhibit.findings
     # A third of the wins repairs, and half of the losses; a third introduces. Three
     # texts cannot tell.
     assert (repairs.holds, introduces.holds, weak.holds) == (None, None, None)
+    assert "33.3 % of wins repair, 0.0 % of ties" in base_rate.evidence
     assert repairs.evidence.startswith(
         "neural:1: 33.3 % of wins repair, 50.0 % of losses, −16.7 percentage "
         "points (3 texts: too few), more on 1 of 1 task. "

@@ -36,7 +36,11 @@ from bpd_jax.drafting.refiners.transitions import (
     Transitions,
     of_candidates,
 )
-from bpd_jax.drafting.searches.growth import LatticeSearch
+from bpd_jax.drafting.searches.growth import (
+    TEMPERATURE,
+    LatticeSearch,
+    normalised,
+)
 
 
 class _Steps(NamedTuple):
@@ -54,15 +58,9 @@ class _Steps(NamedTuple):
     following: Int[Array, "B L-1 N W"]
 
 
-def _steps(lattice: Lattice, transitions: Transitions) -> _Steps:
-    heads = distinct_scores(lattice)[:, 1:, None]
-    scores = heads + transitions.scores
-    # Scores are distributed over the candidates like probabilities; together they have
-    # the probability that the source gives to all candidates of the position.
-    total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-    covered = jnp.minimum(jax.nn.logsumexp(heads, axis=-1, keepdims=True), 0.0)
-    probability = jnp.exp(jnp.where(jnp.isfinite(total), scores - total, -jnp.inf))
-    probability = probability * jnp.exp(covered)
+def _steps(lattice: Lattice, transitions: Transitions, temperature: float) -> _Steps:
+    scores = distinct_scores(lattice)[:, 1:, None] + transitions.scores
+    probability = jnp.exp(normalised(scores, temperature))
 
     def complete(
         best: Float[Array, "B N"], step: tuple[Array, Array]
@@ -81,13 +79,17 @@ def _steps(lattice: Lattice, transitions: Transitions) -> _Steps:
 
 
 def covering_drafts(
-    lattice: Lattice, transitions: Transitions | None, num_drafts: int
+    lattice: Lattice,
+    transitions: Transitions | None,
+    num_drafts: int,
+    temperature: float = 1.0,
 ) -> Drafts:
     """The drafts that maximise the expected number of accepted tokens, largest first.
 
     Args:
       transitions: transitions of the refiners; None without refiners.
       num_drafts: P.
+      temperature: see `growth.normalised`.
 
     Returns:
       Distinct drafts. Their scores are the logarithms of what each adds to the
@@ -102,7 +104,7 @@ def covering_drafts(
             lattice.tokens[:, None, 0, :1], (batch, num_drafts, 1)
         )
         return Drafts(tokens, jnp.broadcast_to(scores, (batch, num_drafts)))
-    steps = _steps(lattice, transitions)
+    steps = _steps(lattice, transitions, temperature)
     return jax.vmap(_cover_row, in_axes=(0, 0, 0, None))(
         steps, transitions.start, lattice.tokens, num_drafts
     )
@@ -174,13 +176,19 @@ def _cover_row(
 
 @dataclasses.dataclass(frozen=True)
 class CoverSearch(LatticeSearch):
-    """The drafts of `covering_drafts`, in the decode loop."""
+    """The drafts of `covering_drafts`, in the decode loop.
+
+    Attributes:
+      temperature: see `growth.normalised`.
+    """
+
+    temperature: float = 1.0
 
     def search(
         self, lattice: Lattice, transitions: Transitions | None, count: int
     ) -> Drafts:
         """Returns the drafts, largest first."""
-        return covering_drafts(lattice, transitions, count)
+        return covering_drafts(lattice, transitions, count, self.temperature)
 
 
 @register
@@ -195,6 +203,7 @@ class Cover(GrowingPart):
     counts = DRAFTS
 
     paths: int = setting(16, "drafts P", COUNT)
+    temperature: float = setting(1.0, *TEMPERATURE)
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> Search:
         """Builds the search, which always normalises scores."""
@@ -203,4 +212,4 @@ class Cover(GrowingPart):
                 f"{context.method}: cover needs a lattice (heads or block) and "
                 "refiners with finitely many states (ngram, markov); use tree or best."
             )
-        return CoverSearch(self.paths)
+        return CoverSearch(self.paths, self.temperature)

@@ -8,6 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from bpd_jax.base.settings import number
 from bpd_jax.base.typing import Array, Float, Int, PyTree
 from bpd_jax.drafting.draft_tree import (
     DraftTree,
@@ -15,10 +16,12 @@ from bpd_jax.drafting.draft_tree import (
     take,
     usual_sizes,
 )
-from bpd_jax.drafting.interface import Candidates, Extension, Search
+from bpd_jax.drafting.interface import Extension, Search
 from bpd_jax.drafting.lattice import Drafts, Lattice, most_prefixes
 from bpd_jax.drafting.path_drafter import PathArrays, Paths, PathState
 from bpd_jax.drafting.refiners.transitions import Transitions, over_lattice
+
+TEMPERATURE = ("divides scores before they are normalised", number(1e-3, 1e3))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +95,20 @@ class Level:
     scores: Float[Array, "B n"]
 
 
-def normalised(candidates: Candidates) -> Float[Array, "B n W"]:
-    """Log-probabilities normalised over the W candidates of every path.
+def normalised(
+    scores: Float[Array, "... W"], temperature: float = 1.0
+) -> Float[Array, "... W"]:
+    """log q, the scores normalised over the W candidates of every path.
 
-    Refined scores are not normalised; without normalisation, paths of different lengths
-    cannot be compared.
+    q is the probability that searches give a candidate after a path. Refined scores
+    are not normalised; without this, paths of different lengths cannot be compared.
+
+    Args:
+      scores: sums of the scores of source and refiners.
+      temperature: divides the scores: above 1, q is flatter, and searches prefer
+        branches near the beginning of a draft.
     """
-    log_probs = jax.nn.log_softmax(candidates.log_probs, axis=-1)
+    log_probs = jax.nn.log_softmax(scores / temperature, axis=-1)
     # The softmax of candidates that are all -inf is undefined. NaN would rank first.
     return jnp.where(jnp.isfinite(log_probs), log_probs, -jnp.inf)
 
@@ -111,6 +121,7 @@ def grow_best(
     beam: int,
     *,
     normalise: bool,
+    temperature: float = 1.0,
 ) -> list[Level]:
     """Beam search: the `beam` best paths of every length, one level per position.
 
@@ -121,6 +132,7 @@ def grow_best(
     Args:
       beam: highest number of paths of a level.
       normalise: whether to normalise the candidates after every path.
+      temperature: of this normalisation; see `normalised`.
     """
     batch = first.shape[0]
     levels = [
@@ -133,7 +145,9 @@ def grow_best(
     for position in range(1, paths.block_size):
         before = levels[-1]
         candidates = paths.candidates(arrays, state, position)
-        steps = normalised(candidates) if normalise else candidates.log_probs
+        steps = candidates.log_probs
+        if normalise:
+            steps = normalised(steps, temperature)
         totals = (before.scores[:, :, None] + steps).reshape(batch, -1)
         width = candidates.tokens.shape[-1]
         scores, chosen = jax.lax.top_k(totals, min(beam, totals.shape[1]))

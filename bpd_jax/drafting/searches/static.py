@@ -120,7 +120,7 @@ class StaticTree(Search):
                     jnp.broadcast_to(candidates.tokens, shape),
                     jnp.broadcast_to(candidates.log_probs, shape),
                 )
-            scores = normalised(candidates)
+            scores = normalised(candidates.log_probs)
             if self.temperature is not None:
                 assert key is not None
                 scores, log_probs = _perturbed(scores, self.temperature, key, level)

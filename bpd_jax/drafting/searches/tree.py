@@ -18,7 +18,7 @@ from bpd_jax.drafting.parts import (
     register,
 )
 from bpd_jax.drafting.path_drafter import Paths
-from bpd_jax.drafting.searches.growth import grow_best
+from bpd_jax.drafting.searches.growth import TEMPERATURE, grow_best
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +34,12 @@ class BestFirst(Search):
     Attributes:
       num_nodes: M, number of nodes including the certain token.
       min_prob: lowest probability of a drafted prefix.
+      temperature: see `growth.normalised`.
     """
 
     num_nodes: int
     min_prob: float = 0.0
+    temperature: float = 1.0
 
     def max_nodes(self, block_size: int, width: int) -> int:
         """M, or the number of all prefixes if it is lower."""
@@ -63,7 +65,15 @@ class BestFirst(Search):
         """Returns the tree; nodes are ranked by probability."""
         batch, length = first.shape[0], paths.block_size
         size = self.max_nodes(length, paths.width)
-        levels = grow_best(paths, arrays, state, first, size, normalise=True)
+        levels = grow_best(
+            paths,
+            arrays,
+            state,
+            first,
+            size,
+            normalise=True,
+            temperature=self.temperature,
+        )
         sizes = [level.tokens.shape[1] for level in levels]
         pool = sum(sizes)
         scores = jnp.concatenate([level.scores for level in levels], axis=1)
@@ -113,6 +123,7 @@ class Tree(GrowingPart):
     min_prob: float = setting(
         0.0, "lowest probability of a drafted prefix", number(0, 1)
     )
+    temperature: float = setting(1.0, *TEMPERATURE)
     price: float | None = setting(
         None,
         "draft only while calls yield more tokens than the time of a call with drafts, "
@@ -127,7 +138,7 @@ class Tree(GrowingPart):
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BestFirst:
         """Builds the search, which always normalises scores."""
-        return BestFirst(self.nodes, self.min_prob)
+        return BestFirst(self.nodes, self.min_prob, self.temperature)
 
     def label(self, order: int | None = None) -> str:
         cut = f", p ≥ {self.min_prob:g}" if self.min_prob else ""

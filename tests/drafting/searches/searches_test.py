@@ -77,26 +77,26 @@ def test_large_searches_return_all_paths_in_order(scene, search):
         assert_best(chains_of(tree, row), all_paths(steps[row], lattice, row), 27)
 
 
-def prefix_scores(steps):
+def prefix_scores(steps, temperature=1.0):
     """All prefixes with their log-probabilities."""
     scores = {(): 0.0}
     for length in range(1, LENGTH):
         for picks in itertools.product(range(WIDTH), repeat=length):
-            step = steps(picks[:-1])
+            step = steps(picks[:-1]) / temperature
             step = step - np.log(np.exp(step).sum())
             scores[picks] = scores[picks[:-1]] + step[picks[-1]]
     return scores
 
 
-@pytest.mark.parametrize("min_prob", [0.02, 0.2])
-def test_improbable_prefixes_are_left_out_of_a_tree(scene, min_prob):
+@pytest.mark.parametrize("min_prob, temperature", [(0.02, 1), (0.2, 1), (0.1, 2)])
+def test_improbable_prefixes_are_left_out_of_a_tree(scene, min_prob, temperature):
     _, grow, steps = scene
-    tree = grow(BestFirst(30, min_prob))
+    tree = grow(BestFirst(30, min_prob, temperature))
     assert BestFirst(30, min_prob).pass_sizes(LENGTH, WIDTH) == (8, 15, tree.size)
     for row in range(3):
         probable = [
             score
-            for score in prefix_scores(steps[row]).values()
+            for score in prefix_scores(steps[row], temperature).values()
             if score > np.log(min_prob)
         ]
         count = min(len(probable), 30)
@@ -107,7 +107,7 @@ def test_improbable_prefixes_are_left_out_of_a_tree(scene, min_prob):
         if row:
             continue
         # The remaining nodes are the tree of that size.
-        smaller = grow(BestFirst(count))
+        smaller = grow(BestFirst(count, temperature=temperature))
         for name in ("tokens", "parents", "depths", "ranks"):
             values = getattr(tree, name)[row, :count]
             np.testing.assert_array_equal(values, getattr(smaller, name)[row], name)
