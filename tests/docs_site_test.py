@@ -247,10 +247,10 @@ def test_files_and_targets_that_are_named_exist(page: pathlib.Path) -> None:
 def test_reproduction_page_names_every_study() -> None:
     text = (DOCS / "reproduction.md").read_text()
     section = text.partition("<!-- findings")[2].partition("<!-- end of findings")[0]
-    assert sorted(re.findall(r"^- \*\*(\w+)\*\*: \S", section, re.M)) == sorted(STUDIES)
+    assert sorted(re.findall(r"^- \*\*(\w+)\*\* \(\[\w", section, re.M)) == sorted(
+        STUDIES
+    )
     assert "see the results" not in section
-    rows = re.findall(r"^\| [^|]+ \| `(\w+)` \| ", text, re.M)
-    assert sorted(rows) == sorted(STUDIES)
 
 
 def test_every_package_is_in_the_reference() -> None:

@@ -62,13 +62,13 @@ class Effect:
         """The number with its interval.
 
         >>> print(Effect(20.04, (13.5, 26.0)))
-        +20.0 % (+13.5 … +26.0)
+        +20.0 % (+13.5…+26.0)
         """
         digits, unit = (2, "") if self.unit == "" else (1, f" {self.unit}")
         text = f"{decimal(self.value, digits, sign=True)}{unit}"
         if self.interval is not None:
             low, high = (decimal(end, digits, sign=True) for end in self.interval)
-            text += f" ({low} … {high})"
+            text += f" ({low}…{high})"
         return text
 
 
