@@ -15,6 +15,7 @@ Bonferroni's correction gives for a contradiction.
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -140,7 +141,7 @@ def interval_of(
     return bootstrap(statistic, texts, 1 - (1 - LEVEL) / tests)
 
 
-def ratio_effect(first: Sums, second: Sums, *, tests: int = 1, **text: str) -> Effect:
+def ratio_effect(first: Sums, second: Sums, *, tests: int = 1, **text: Any) -> Effect:
     """How much larger one ratio of sums is than another, in percent.
 
     Args:
@@ -158,7 +159,7 @@ def ratio_effect(first: Sums, second: Sums, *, tests: int = 1, **text: str) -> E
 
 
 def between_effect(
-    first: Sums, second: Sums, *, shares: bool = False, **text: str
+    first: Sums, second: Sums, *, shares: bool = False, **text: Any
 ) -> Effect:
     """The same for two groups of different texts.
 
@@ -180,7 +181,7 @@ def between_effect(
 
 
 def share_effect(
-    first: Sums, second: Sums, *, scale: float = 100.0, tests: int = 1, **text: str
+    first: Sums, second: Sums, *, scale: float = 100.0, tests: int = 1, **text: Any
 ) -> Effect:
     """The difference of two ratios of sums of the same texts, times `scale`.
 

@@ -96,7 +96,8 @@ def _unsharded(context: StudyContext) -> StudyContext:
 
 def _tune_each(unsharded: StudyContext, context: StudyContext) -> None:
     """Sets `StudyContext.tuned`, and stores what was tried as `tune` does."""
-    config, tuned = context.config, {}
+    config = context.config
+    tuned: dict[str, dict[str, dict[str, float]]] = {}
     folder = context.workdir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     groups = [list(config.tasks)] if config.pooled else [[t] for t in config.tasks]
