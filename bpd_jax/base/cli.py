@@ -220,7 +220,8 @@ def define_flags(kind: type, *names: str) -> None:
         about |= documented_attributes(base.__doc__ or "")
     fields, checks = fields_of(kind), checks_of(kind)
     for name in names or checks:
-        check, default, text = checks[name], fields[name].default, about[name]
+        check, default = checks[name], fields[name].default
+        text = about.get(name, "")  # PYTHONOPTIMIZE=2 drops docstrings.
         if default not in (None, dataclasses.MISSING, ()):
             text = f"{text.rstrip('.')}; default {default}."
         if check.flag is bool:

@@ -1,6 +1,7 @@
 """What is compiled: few lengths, kept on disk between processes, freed in memory."""
 
 import contextlib
+import functools
 import gc
 import hashlib
 import os
@@ -9,6 +10,8 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+
+from bpd_jax.base.errors import warn
 
 # Programs that compile faster than they load are not cached: those of jax, which must
 # be traced to be loaded, and whole ones.
@@ -35,19 +38,53 @@ def keep_compiled() -> None:
     """Enables jax's compilation cache, in which whole programs are kept too.
 
     It is in `~/.cache/bpd_jax`, or where `JAX_COMPILATION_CACHE_DIR` says; if that is
-    empty, nothing is kept. Does nothing if jax has not been imported.
+    empty, nothing is kept, and nothing is without a home folder or in one that others
+    can write. Does nothing if jax has not been imported.
     """
     global _keeps
     jax = sys.modules.get("jax")
     if jax is None:
         return
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-        folder = cache.expanduser() / "bpd_jax" / "compiled" / processor()
-        jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
+        cache = cache_folder()
+        folder = None if cache is None else str(cache / "compiled" / processor())
+        if folder and not (_is_trusted(folder) and os.access(folder, os.W_OK)):
+            folder = None
+        jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
-    has_folder = bool(jax.config.jax_compilation_cache_dir)
-    _keeps = has_folder and bool(jax.config.jax_enable_compilation_cache)
+    folder = jax.config.jax_compilation_cache_dir
+    if folder and "://" not in folder and not _is_trusted(folder):
+        folder = None
+        jax.config.update("jax_compilation_cache_dir", None)
+    _keeps = bool(folder) and bool(jax.config.jax_enable_compilation_cache)
+
+
+def cache_folder() -> pathlib.Path | None:
+    """The folder of what is kept between processes; None without a home folder."""
+    cache = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return None if cache.startswith("~") else pathlib.Path(cache, "bpd_jax")
+
+
+@functools.cache
+def _is_trusted(folder: str) -> bool:
+    """Whether only this user or root can write to a folder, which is made if missing.
+
+    What is kept there is executed. Otherwise there is a warning.
+    """
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(folder)), exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        status = os.stat(folder)
+    except OSError:
+        return False
+    trusted = status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
+    if not trusted:
+        warn(
+            f"compiled programs are not kept in {folder}, because others can write to "
+            f"it: remove it, or make it yours alone (chmod 700 {folder})."
+        )
+    return trusted
 
 
 def keeps_programs() -> bool:
@@ -58,8 +95,9 @@ def keeps_programs() -> bool:
 def read_kept(kind: str, key: Sequence[bytes]) -> bytes | None:
     """What `write_kept` wrote under this key, if it is there and undamaged."""
     with contextlib.suppress(OSError):
-        content = _kept_file(kind, key).read_bytes()
-        if hashlib.sha256(content[_DIGEST:]).digest() == content[:_DIGEST]:
+        path = _kept_file(kind, key)
+        content = path.read_bytes()
+        if digest([path.name.encode(), content[_DIGEST:]]) == content[:_DIGEST]:
             return content[_DIGEST:]
     return None
 
@@ -67,20 +105,20 @@ def read_kept(kind: str, key: Sequence[bytes]) -> bytes | None:
 def write_kept(kind: str, key: Sequence[bytes], content: bytes) -> None:
     """Writes to a file of jax's cache folder, if there is one and it can be written.
 
-    Code of a damaged file would crash the process, so it begins with a digest.
+    Code of a damaged file, or of one under another's name, would crash the process, so
+    it begins with a digest of both.
     """
     with contextlib.suppress(OSError):
         path = _kept_file(kind, key)
         temporary = path.with_name(f".bpd_jax-{path.name}.{os.getpid()}.part")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(hashlib.sha256(content).digest() + content)
+        temporary.write_bytes(digest([path.name.encode(), content]) + content)
         temporary.replace(path)
 
 
 def _kept_file(kind: str, key: Sequence[bytes]) -> pathlib.Path:
     folder = getattr(sys.modules.get("jax"), "config", None)
     folder = getattr(folder, "jax_compilation_cache_dir", None)
-    if not folder or "://" in folder:
+    if not folder or "://" in folder or not _is_trusted(folder):
         raise FileNotFoundError("there is no cache folder on the disk")
     return pathlib.Path(folder) / f"{kind}-{digest(key).hex()}"
 

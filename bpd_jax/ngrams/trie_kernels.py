@@ -6,9 +6,10 @@ only, so that threads can divide the work.
 
 import math
 
-import numba
 import numpy as np
 from numba import types
+
+from bpd_jax.ngrams.numba_kernels import njit
 
 # Read-only contiguous arrays, which includes memory-mapped ones.
 INTS = types.Array(types.int64, 1, "C", readonly=True)
@@ -25,7 +26,7 @@ RANGE = (types.int64, types.int64)
 _MAX_RATIO = 16
 
 
-@numba.njit(types.void(INTS, types.int64, INTS_OUT), cache=True, nogil=True)
+@njit(types.void(INTS, types.int64, INTS_OUT))
 def fill_offsets(keys: np.ndarray, width: int, offsets: np.ndarray) -> None:
     """Writes the `child_offsets` of the parents, `[parents + 1]`."""
     index = 0
@@ -36,7 +37,7 @@ def fill_offsets(keys: np.ndarray, width: int, offsets: np.ndarray) -> None:
         offsets[parent] = index
 
 
-@numba.njit(types.int64(INTS, *RANGE, types.int64), cache=True, nogil=True)
+@njit(types.int64(INTS, *RANGE, types.int64))
 def lower_bound(keys: np.ndarray, begin: int, end: int, target: int) -> int:
     """Returns the first index from `begin` to `end` whose key is at least `target`."""
     while begin < end:
@@ -48,11 +49,7 @@ def lower_bound(keys: np.ndarray, begin: int, end: int, target: int) -> int:
     return begin
 
 
-@numba.njit(
-    types.void(LEVEL, LEVEL, INTS, types.int64, INTS_OUT, *RANGE),
-    cache=True,
-    nogil=True,
-)
+@njit(types.void(LEVEL, LEVEL, INTS, types.int64, INTS_OUT, *RANGE))
 def fill_suffix_links(
     level: tuple[np.ndarray, np.ndarray],
     lower: tuple[np.ndarray, np.ndarray],
@@ -94,9 +91,7 @@ def fill_suffix_links(
             links[child] = index if exists else -1
 
 
-@numba.njit(
-    types.void(INTS, INTS, INTS, INTS, types.int64, INTS_OUT), cache=True, nogil=True
-)
+@njit(types.void(INTS, INTS, INTS, INTS, types.int64, INTS_OUT))
 def fill_children(
     keys: np.ndarray,
     offsets: np.ndarray,
@@ -117,11 +112,7 @@ def fill_children(
                 indices[query] = index
 
 
-@numba.njit(
-    types.void(INTS, FLOATS, FLOATS, INTS, FLOATS_OUT, FLOATS_OUT, *RANGE),
-    cache=True,
-    nogil=True,
-)
+@njit(types.void(INTS, FLOATS, FLOATS, INTS, FLOATS_OUT, FLOATS_OUT, *RANGE))
 def fill_child_sums(
     offsets: np.ndarray,
     values: np.ndarray,
@@ -142,11 +133,7 @@ def fill_child_sums(
         lower_sums[parent] = lower_total
 
 
-@numba.njit(
-    types.void(INTS, INTS, FLOATS, FLOATS, FLOATS, FLOATS_OUT, *RANGE),
-    cache=True,
-    nogil=True,
-)
+@njit(types.void(INTS, INTS, FLOATS, FLOATS, FLOATS, FLOATS_OUT, *RANGE))
 def fill_probs(
     counts: np.ndarray,
     offsets: np.ndarray,
@@ -177,12 +164,10 @@ def fill_probs(
             probs[index] = stored * factors[max(0, min(count, highest))] / total
 
 
-@numba.njit(
+@njit(
     types.void(
         INTS, INTS, FLOAT_PAIR, FLOAT_PAIR, FLOAT_PAIR, FLOATS, FLOATS_OUT, *RANGE
-    ),
-    cache=True,
-    nogil=True,
+    )
 )
 def fill_relative_entropies(
     offsets: np.ndarray,

@@ -15,9 +15,11 @@ removes; `.older`, which may hold the only copy of a replaced folder, stays, and
 what is kept of buckets in `~/.cache/bpd_jax`.
 """
 
+import atexit
 import base64
 import contextlib
 import errno
+import functools
 import glob
 import hashlib
 import os
@@ -26,12 +28,14 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 import types
 from collections.abc import Iterator
 from typing import IO, Any, cast
 
 from etils.epath import gpath
 
+from bpd_jax.base.compiled import cache_folder
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import expand_home
 
@@ -295,8 +299,22 @@ def _requests(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def _cache(*parts: str) -> pathlib.Path:
-    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache.joinpath("bpd_jax", "buckets", *parts)
+    """Where files of buckets are; in a temporary folder if nothing can be kept."""
+    cache = cache_folder()
+    if cache is not None:
+        with contextlib.suppress(OSError):
+            (folder := cache / "buckets").mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder.joinpath(*parts)
+    return _temporary_folder().joinpath(*parts)
+
+
+@functools.cache
+def _temporary_folder() -> pathlib.Path:
+    """A folder of this process, which is removed at its end."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix=PREFIX))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def beside(path: pathlib.Path, suffix: str = SUFFIX) -> pathlib.Path:

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import pathlib
 import sys
@@ -70,6 +71,19 @@ def test_flags_for_paths_know_the_home_folder(monkeypatch):
     assert (output.value, several.value) == ("/home/me/default", ["/home/me/a", "b~"])
     with pytest.raises(UserError, match="--output must be a path"):
         values(["program", "--output="])
+
+
+def test_settings_without_docstrings_have_flags(monkeypatch):
+    kind = dataclasses.make_dataclass("Undocumented", [("steps", int, 3)])
+    kind.__doc__ = None  # As PYTHONOPTIMIZE=2 leaves it.
+    values = flags.FlagValues()
+    monkeypatch.setattr(flags, "FLAGS", values)
+    monkeypatch.setattr(
+        flags, "DEFINE", functools.partial(flags.DEFINE, flag_values=values)
+    )
+    cli.define_flags(kind)
+    values(["program", "--steps=5"])
+    assert values.steps == 5
 
 
 def test_a_missing_flag_is_named(monkeypatch):

@@ -42,6 +42,42 @@ def test_cache_folder_set_by_the_user_is_kept(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_without_a_home_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert compiled.cache_folder() == pathlib.Path("/home/me/.cache/bpd_jax")
+    # HOME is not set, and the user has no name.
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert compiled.cache_folder() is None
+    (tmp_path / "file").touch()  # Not even root can make a folder in it.
+    assert not run(tmp_path / "file")
+
+
+def test_a_folder_that_others_can_write_is_not_used(tmp_path, capsys):
+    def kept():
+        compiled.write_kept("kind", [b"a"], b"1")
+        return compiled.read_kept("kind", [b"a"])
+
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        for name, mode, is_used in (("a", 0o700, True), ("b", 0o770, False)):
+            (folder := tmp_path / name).mkdir()
+            folder.chmod(mode)
+            jax.config.update("jax_compilation_cache_dir", str(folder))
+            assert (kept() == b"1") == is_used == bool(list(folder.iterdir()))
+        error = capsys.readouterr().err
+        assert error.startswith(f"warning: compiled programs are not kept in {folder}")
+        assert error.count("\n") == 1
+        compiled.keep_compiled()
+        assert jax.config.jax_compilation_cache_dir is None
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path / "new"))
+        assert kept() == b"1"
+        assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        compiled.keep_compiled()
+
+
 def test_what_is_kept_is_read_again_unless_it_is_damaged(tmp_path):
     before = jax.config.jax_compilation_cache_dir
     try:
@@ -52,7 +88,14 @@ def test_what_is_kept_is_read_again_unless_it_is_damaged(tmp_path):
         assert compiled.read_kept("kind", [b"a", b"b"]) == b"1"
         assert compiled.read_kept("kind", [b"ab"]) == b"2"
         assert compiled.read_kept("other", [b"ab"]) is None
-        for file in (tmp_path / "new").iterdir():
+        first, second = (tmp_path / "new").iterdir()
+        contents = first.read_bytes(), second.read_bytes()
+        first.write_bytes(contents[1])  # A kernel under the name of another one.
+        second.write_bytes(contents[0])
+        assert compiled.read_kept("kind", [b"a", b"b"]) is None
+        assert compiled.read_kept("kind", [b"ab"]) is None
+        second.write_bytes(contents[1])
+        for file in (first, second):
             file.write_bytes(file.read_bytes()[:-1] + b"?")
         assert compiled.read_kept("kind", [b"ab"]) is None
         jax.config.update("jax_compilation_cache_dir", None)

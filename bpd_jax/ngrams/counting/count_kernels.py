@@ -3,13 +3,14 @@
 import math
 from typing import Any
 
-import numba
 import numpy as np
+
+from bpd_jax.ngrams.numba_kernels import njit
 
 _DIGIT_BITS = 11  # of one pass of the radix sort
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def fill_windows(
     stream: np.ndarray,
     bases: np.ndarray,
@@ -52,7 +53,7 @@ def fill_windows(
             digit = leaving
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def radix_sort(rows: np.ndarray) -> None:
     """Sorts rows of words `[n, W]` uint64 in place, the last digit first."""
     n, words = rows.shape
@@ -86,7 +87,7 @@ def radix_sort(rows: np.ndarray) -> None:
         rows[:] = source
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def count_equal(rows: np.ndarray, counts: np.ndarray) -> int:
     """Moves the distinct rows of sorted rows `[n, W]` to the front.
 
@@ -113,7 +114,7 @@ def count_equal(rows: np.ndarray, counts: np.ndarray) -> int:
     return last + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def merge(
     rows_a: np.ndarray,
     counts_a: np.ndarray,
@@ -153,7 +154,7 @@ def merge(
     return written
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def _rounded(count: int, table: np.ndarray) -> float:
     """`counts.round_counts` of one count; `table` has those of small counts."""
     if count < table.size:
@@ -161,7 +162,7 @@ def _rounded(count: int, table: np.ndarray) -> float:
     return math.exp(np.float64(np.float32(math.log(count))))
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def split_orders(
     rows: np.ndarray,
     counts: np.ndarray,
@@ -257,7 +258,7 @@ def split_orders(
     return written
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def parse_numbers(
     text: np.ndarray,
     numbers: np.ndarray,

@@ -1,9 +1,9 @@
 """A compiled loop that joins the lines of ARPA files."""
 
-import numba
 import numpy as np
 from numba import types
 
+from bpd_jax.ngrams.numba_kernels import njit
 from bpd_jax.ngrams.trie_kernels import INTS
 
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
@@ -14,9 +14,7 @@ _NAMES = types.Tuple((_BYTES, INTS))
 _TAB, _LINE, _BLANK = 9, 10, 32
 
 
-@numba.njit(
-    types.int64(_NAMES, types.int64, _BYTES_OUT, types.int64), cache=True, nogil=True
-)
+@njit(types.int64(_NAMES, types.int64, _BYTES_OUT, types.int64))
 def _copy_word(
     words: tuple[np.ndarray, np.ndarray], number: int, text: np.ndarray, at: int
 ) -> int:
@@ -28,11 +26,7 @@ def _copy_word(
     return at
 
 
-@numba.njit(
-    types.int64(types.int32[:, ::1], _NAMES, _NAMES, _NAMES, _BYTES_OUT),
-    cache=True,
-    nogil=True,
-)
+@njit(types.int64(types.int32[:, ::1], _NAMES, _NAMES, _NAMES, _BYTES_OUT))
 def join_lines(
     rows: np.ndarray,
     scores: tuple[np.ndarray, np.ndarray],

@@ -22,9 +22,9 @@ This module needs numba; import it where it is used.
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from bpd_jax.ngrams.numba_kernels import njit
 from bpd_jax.ngrams.search.table_kernels import FEW, mark_of, slot_of, walk
 
 # Fields of a node: its position, the index of its n-gram, begin and end of the
@@ -40,7 +40,7 @@ QUERY_FIELDS = 6
 OWNER, NUMBER, LISTED = range(3)
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def _collect_queries(
     keys: np.ndarray,
     width: int,
@@ -92,7 +92,7 @@ def _collect_queries(
     return number
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def _resolve(
     table: np.ndarray,
     bits: int,
@@ -136,7 +136,7 @@ def _resolve(
     return resolved
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def _text_ngram(model: tuple[Any, ...], history: np.ndarray, length: int) -> int:
     """Returns the index of the n-gram of the text's last `length` symbols, or -1."""
     keys, _, _, offsets, unigrams, tables, bits, shift, width = model
@@ -159,7 +159,7 @@ def _text_ngram(model: tuple[Any, ...], history: np.ndarray, length: int) -> int
     return ngram
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def _expand(
     model: tuple[Any, ...],
     history: np.ndarray,
@@ -300,7 +300,7 @@ def _expand(
     return state
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def _without_repeats(symbols: np.ndarray, head_scores: np.ndarray) -> np.ndarray:
     """Scores, with -inf for a repeated symbol with a better score at its position."""
     scores = head_scores.copy()
@@ -314,7 +314,7 @@ def _without_repeats(symbols: np.ndarray, head_scores: np.ndarray) -> np.ndarray
     return scores
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def _complete(
     head_scores: np.ndarray,
     alphas: np.ndarray,
@@ -343,7 +343,7 @@ def _complete(
                 best[node] = top
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def best_paths(
     model: tuple[Any, ...],
     history: np.ndarray,

@@ -8,34 +8,35 @@ This module needs numba; import it where it is used.
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from bpd_jax.ngrams.numba_kernels import njit
 
 # Maximum number of extensions that are scanned linearly. Longer lists of extensions are
 # in hash tables.
 FEW = 16
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def _hash(key: int) -> np.uint64:
     return np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def slot_of(key: int, bits: int) -> int:
     """The first slot of a key in a table of 2^bits slots: the hash's top bits."""
     slot: Any = np.int64(_hash(key) >> np.uint64(64 - bits))
     return slot
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def mark_of(key: int, bits: int, shift: int) -> int:
     """The upper part of an entry: the hash's bits that follow those of the slot."""
     mark: Any = np.int64((_hash(key) << np.uint64(bits)) >> np.uint64(1 + shift))
     return mark << shift
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def fill_table(
     table: np.ndarray,
     bits: int,
@@ -63,7 +64,7 @@ def fill_table(
             table[slot] = mark_of(keys[index], bits, shift) | index
 
 
-@numba.njit(cache=True, nogil=True)
+@njit()
 def walk(
     table: np.ndarray,
     bits: int,
