@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -59,3 +60,14 @@ def library_errors(sentence: str) -> Iterator[None]:
         if not isinstance(error, Exception) and not is_panic:
             raise
         raise UserError(f"{sentence}: {error}.") from error
+
+
+@contextlib.contextmanager
+def naming(source: str | os.PathLike[str]) -> Iterator[None]:
+    """Context that adds a file or folder to messages that do not name it."""
+    try:
+        yield
+    except UserError as error:
+        if str(source) in str(error):
+            raise
+        raise UserError(f"{source}: {error}") from error

@@ -7,10 +7,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from bpd_jax.base.errors import UserError
+from bpd_jax.base.errors import UserError, naming
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.loading import load_model
+from bpd_jax.decoding.pretrained_checkpoint import other_formats
 from bpd_jax.drafting.assets import (
     HOW_TO_MAKE,
     REFINERS,
@@ -20,7 +21,6 @@ from bpd_jax.drafting.assets import (
     AttachedEagle,
     read_accuracies,
 )
-from bpd_jax.formats.json_files import CONFIG, naming
 from bpd_jax.models.attachment_files import (
     DRAFTER_KIND,
     LoadedDrafter,
@@ -173,9 +173,8 @@ def _load_asset(loaded: LanguageModel, name: str, path: str) -> NGramModel | obj
         params = decoding_layout(params, loaded.model.mesh, exact=False)
         return AttachedDrafter.of(functions, params)
     if name == "eagle":
-        from bpd_jax.formats.drafter_import import import_eagle
-
-        eagle, weights = import_eagle(path, config, loaded.params, loaded.name)
+        read = other_formats().import_eagle
+        eagle, weights = read(path, config, loaded.params, loaded.name)
         weights = decoding_layout(weights, loaded.model.mesh, exact=False)
         return AttachedEagle(eagle, weights)
     return load_refiner(path)
@@ -198,11 +197,10 @@ def read_drafter(
 ) -> LoadedDrafter:
     """Reads a block drafter of a model: one trained here, or a published one."""
     folder = as_path(folder)
-    if (folder / CONFIG).is_file() and not (folder / DRAFTER_KIND.marker).is_file():
-        from bpd_jax.formats.drafter_import import import_drafter
-
-        name, base = loaded.name, loaded.fingerprint
-        return import_drafter(
-            folder, loaded.config, loaded.params, name=name, base=base
-        )
-    return load_drafter(folder)
+    if (folder / DRAFTER_KIND.marker).is_file() or not other_formats().is_model(folder):
+        return load_drafter(folder)
+    name, base = loaded.name, loaded.fingerprint
+    drafter: LoadedDrafter = other_formats().import_drafter(
+        folder, loaded.config, loaded.params, name=name, base=base
+    )
+    return drafter

@@ -11,11 +11,11 @@ import numpy as np
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.data.tokenizer import Tokenizer
+from bpd_jax.decoding.chat import check_variables, render_chat, render_continued
 from bpd_jax.decoding.decoder import Decoder, remembered
 from bpd_jax.decoding.options import DecodeConfig
+from bpd_jax.decoding.pretrained_checkpoint import Checkpoint
 from bpd_jax.drafting.assets import REFINERS, Assets
-from bpd_jax.formats.chat import check_variables, render_chat, render_continued
-from bpd_jax.formats.pretrained_checkpoint import Checkpoint
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.decoding_parameters import prepared

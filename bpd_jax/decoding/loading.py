@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loaded_model import Chat, LanguageModel, SizesCheck
+from bpd_jax.decoding.pretrained_checkpoint import Checkpoint, load_trunk, other_formats
 from bpd_jax.drafting.assets import read_accuracies
-from bpd_jax.formats.pretrained_checkpoint import Checkpoint, load_trunk
 from bpd_jax.models.attachment_files import HEADS_KIND, attach_heads, load_heads
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model import Model
@@ -71,19 +71,17 @@ def load_model(
       check: is called with the sizes of the model before its weights are read.
     """
     if weights is not None:
-        from bpd_jax.formats.file_parts import joined_file
-
         if name not in PACKAGED:
             raise UserError(
                 f"--weights is for {', '.join(PACKAGED)} only, not for {name}."
             )
-        with joined_file(weights) as file:
+        with other_formats().joined_file(weights) as file:
             return _load_pretrained(name, file, heads, mesh, stored, check)
     if name in PACKAGED:
         return _load_pretrained(name, find_packaged(name), heads, mesh, stored, check)
     path = as_path(KNOWN_RUNS.get(name, name))
     check_file(path)
-    if path.is_file() or (path / "config.json").is_file():
+    if other_formats().is_model(path):
         name = path.stem if path.is_file() else path.name
         return _load_pretrained(name, path, heads, mesh, stored, check)
     if not path.is_dir():
@@ -102,18 +100,6 @@ def load_model(
     return load_run(path, mesh, check)
 
 
-def open_checkpoint(path: pathlib.Path) -> Checkpoint:
-    """Opens a pretrained checkpoint: a Hugging Face folder or a GGUF file."""
-    # Imported here, so that run folders load without the packages of these formats.
-    if path.is_dir():
-        from bpd_jax.formats.huggingface import open_folder
-
-        return open_folder(path)
-    from bpd_jax.formats.gguf_model import open_gguf
-
-    return open_gguf(path)
-
-
 def _load_pretrained(
     name: str,
     path: pathlib.Path,
@@ -122,7 +108,7 @@ def _load_pretrained(
     stored: bool,
     check: SizesCheck | None,
 ) -> LanguageModel:
-    checkpoint = open_checkpoint(path)
+    checkpoint: Checkpoint = other_formats().open_checkpoint(path)
     if check is not None:
         check(checkpoint.config)
     tokens = checkpoint.tokenizer.get_vocab_size(with_added_tokens=False)

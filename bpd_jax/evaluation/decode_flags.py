@@ -10,11 +10,11 @@ from absl import flags
 from bpd_jax import api
 from bpd_jax.base import cli, configuration, progress
 from bpd_jax.data.text_readers import read_prompts_file
+from bpd_jax.decoding.chat import template_variables
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Task
 from bpd_jax.decoding.options import GIN_DEFAULTS, DecodeConfig, DecodeOptions
 from bpd_jax.drafting.assets import AssetPaths
-from bpd_jax.formats.chat import template_variables
 from bpd_jax.models.transformer_config import PRECISIONS
 from bpd_jax.training import process_flags
 

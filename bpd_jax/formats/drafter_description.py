@@ -3,11 +3,11 @@
 import dataclasses
 from typing import Any, NoReturn
 
-from bpd_jax.base.errors import UserError
+from bpd_jax.base.errors import UserError, naming
 from bpd_jax.formats.drafter_layout import CONFIDENCE, TYPE
 from bpd_jax.formats.hf_config import activation_of
 from bpd_jax.formats.hf_rotary import rotary_config
-from bpd_jax.formats.json_files import Fields, naming
+from bpd_jax.formats.json_files import Fields
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 
 DFLASH = ("DFlashDraftModel",)

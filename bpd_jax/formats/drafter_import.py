@@ -22,8 +22,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.base.errors import UserError
+from bpd_jax.base.errors import UserError, naming
 from bpd_jax.base.typing import Params
+from bpd_jax.decoding.pretrained_checkpoint import Origin
 from bpd_jax.formats.drafter_description import describe, layer_sizes, unsupported
 from bpd_jax.formats.drafter_layout import (
     TYPE,
@@ -35,9 +36,9 @@ from bpd_jax.formats.drafter_layout import (
     target_embedding,
     unless_equal,
 )
-from bpd_jax.formats.json_files import CONFIG, Fields, naming
+from bpd_jax.formats.json_files import CONFIG, Fields
 from bpd_jax.formats.safetensors_files import open_checkpoint
-from bpd_jax.formats.trunk_layouts import Origin, llama_layer
+from bpd_jax.formats.trunk_layouts import llama_layer
 from bpd_jax.models.attachment_files import LoadedDrafter
 from bpd_jax.models.attachments import check_finite, fingerprint, nested
 from bpd_jax.models.block_drafter import with_softmax

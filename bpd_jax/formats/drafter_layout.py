@@ -29,12 +29,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bpd_jax.base.errors import UserError
+from bpd_jax.base.errors import UserError, naming
 from bpd_jax.base.typing import Array
-from bpd_jax.formats.json_files import CONFIG, naming
-from bpd_jax.formats.pretrained_checkpoint import read_tensor
+from bpd_jax.decoding.pretrained_checkpoint import Origin, read_tensor
+from bpd_jax.formats.json_files import CONFIG
 from bpd_jax.formats.safetensors_files import SafetensorsFiles
-from bpd_jax.formats.trunk_layouts import Origin, llama_layer
+from bpd_jax.formats.trunk_layouts import llama_layer
 from bpd_jax.models.attachments import check_finite, check_vocabulary
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.partitioning import on_host

@@ -9,7 +9,8 @@ import gguf
 import jax
 import numpy as np
 
-from bpd_jax.base.errors import UserError
+from bpd_jax.base.errors import UserError, naming
+from bpd_jax.decoding.pretrained_checkpoint import Checkpoint, Origin, Path
 from bpd_jax.formats.generation_settings import generation_settings, name_sampling
 from bpd_jax.formats.gguf_file import GGUFFile
 from bpd_jax.formats.gguf_options import (
@@ -19,9 +20,8 @@ from bpd_jax.formats.gguf_options import (
     read_variant,
 )
 from bpd_jax.formats.gguf_tokenizer import read_tokenizer
-from bpd_jax.formats.json_files import Fields, naming
-from bpd_jax.formats.pretrained_checkpoint import Checkpoint
-from bpd_jax.formats.trunk_layouts import Origin, Path, gpt2_layout, llama_layout
+from bpd_jax.formats.json_files import Fields
+from bpd_jax.formats.trunk_layouts import gpt2_layout, llama_layout
 from bpd_jax.models.quantized import QuantizedMatrix
 from bpd_jax.models.transformer_config import TransformerConfig
 

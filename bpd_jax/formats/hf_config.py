@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bpd_jax.base.errors import UserError
+from bpd_jax.base.errors import UserError, naming
 from bpd_jax.formats.hf_rotary import rotary_config, window_rotary_config
-from bpd_jax.formats.json_files import Fields, naming
+from bpd_jax.formats.json_files import Fields
 from bpd_jax.formats.trunk_layouts import Variant
 from bpd_jax.models.transformer_config import TransformerConfig
 

@@ -9,6 +9,7 @@ import tokenizers
 
 from bpd_jax.base.errors import UserError, library_errors, warn
 from bpd_jax.data.text_readers import read_text
+from bpd_jax.decoding.pretrained_checkpoint import Checkpoint, Origin, Path
 from bpd_jax.formats.generation_settings import generation_settings
 from bpd_jax.formats.hf_config import (
     GPT2,
@@ -17,9 +18,8 @@ from bpd_jax.formats.hf_config import (
     variant_of,
 )
 from bpd_jax.formats.json_files import Fields
-from bpd_jax.formats.pretrained_checkpoint import Checkpoint
 from bpd_jax.formats.safetensors_files import SafetensorsFiles, open_checkpoint
-from bpd_jax.formats.trunk_layouts import Origin, Path, gpt2_layout, llama_layout
+from bpd_jax.formats.trunk_layouts import gpt2_layout, llama_layout
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.storage.paths import as_path
 

@@ -1,10 +1,9 @@
 """JSON files of other programs, whose fields are validated when they are read."""
 
-import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from bpd_jax.base.errors import UserError
@@ -13,17 +12,6 @@ from bpd_jax.storage.paths import as_path
 
 CONFIG = "config.json"
 """The file of a Hugging Face folder that describes the model."""
-
-
-@contextlib.contextmanager
-def naming(source: str | os.PathLike[str]) -> Iterator[None]:
-    """Context that adds a file or folder to messages that do not name it."""
-    try:
-        yield
-    except UserError as error:
-        if str(source) in str(error):
-            raise
-        raise UserError(f"{source}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)

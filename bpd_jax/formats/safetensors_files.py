@@ -8,8 +8,8 @@ import numpy as np
 from safetensors import safe_open
 
 from bpd_jax.base.errors import UserError, library_errors
+from bpd_jax.decoding.pretrained_checkpoint import Origin, Path
 from bpd_jax.formats.json_files import Fields
-from bpd_jax.formats.trunk_layouts import Origin, Path
 from bpd_jax.storage.paths import as_path, local_copy
 
 SINGLE = "model.safetensors"

@@ -6,62 +6,11 @@ bpd_jax are [input, …, output] with an axis for the heads.
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
 
-from bpd_jax.base.errors import UserError
+from bpd_jax.decoding.pretrained_checkpoint import Convert, Origin, Path
 from bpd_jax.models.transformer_config import TransformerConfig
-
-Path = tuple[str, ...]
-Convert = Callable[[np.ndarray], np.ndarray]
-
-
-def _same(tensor: np.ndarray) -> np.ndarray:
-    return tensor
-
-
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """The tensor of a checkpoint that contains a parameter.
-
-    Attributes:
-      name: name of the tensor; one tensor may contain several parameters.
-      shape: shape of the stored tensor.
-      convert: converts the stored tensor to the parameter; returns a view.
-      experts: number of tensors of this name, with their numbers at {}, and this shape
-        that are stacked and then converted; None for one tensor.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    convert: Convert = _same
-    experts: int | None = None
-
-    @property
-    def parts(self) -> list["Origin"]:
-        """The tensors that are stacked."""
-        return [
-            Origin(self.name.format(number), self.shape)
-            for number in range(self.experts or 0)
-        ]
-
-    def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Checks that this is the shape of the stored tensor."""
-        if shape != self.shape:
-            raise UserError(
-                f"tensor {self.name} has shape {list(shape)}, but the configuration "
-                f"requires {list(self.shape)}: the checkpoint is damaged, or belongs "
-                "to another model than its configuration."
-            )
-
-    def stored(self, parameter: np.ndarray) -> np.ndarray:
-        """The inverse of `convert`, for a tensor that is a single parameter."""
-        tensor = np.empty(self.shape, parameter.dtype)
-        view = self.convert(tensor)
-        assert np.shares_memory(view, tensor)
-        view[...] = parameter
-        return tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,6 +172,10 @@ def _experts(config: TransformerConfig, prefix: str, layer: int) -> dict[Path, O
             count,
         )
     return layout
+
+
+def _same(tensor: np.ndarray) -> np.ndarray:
+    return tensor
 
 
 def _part(begin: int, end: int, convert: Convert) -> Convert:

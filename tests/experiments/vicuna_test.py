@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from bpd_jax.base import configuration
-from bpd_jax.formats.chat import render_chat
+from bpd_jax.decoding.chat import render_chat
 from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.training.config import TrainConfig
 

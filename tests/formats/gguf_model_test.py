@@ -6,8 +6,8 @@ import pytest
 
 from bpd_jax import api
 from bpd_jax.base.errors import UserError
+from bpd_jax.decoding.pretrained_checkpoint import load_trunk
 from bpd_jax.formats.gguf_model import open_gguf
-from bpd_jax.formats.pretrained_checkpoint import load_trunk
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.mesh import MeshConfig

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.decoding.pretrained_checkpoint import load_trunk
 from bpd_jax.formats.huggingface import open_folder
-from bpd_jax.formats.pretrained_checkpoint import load_trunk
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model import Model

@@ -7,8 +7,8 @@ import weakref
 import jax
 import numpy as np
 
+from bpd_jax.decoding.pretrained_checkpoint import load_trunk
 from bpd_jax.formats.huggingface import open_folder
-from bpd_jax.formats.pretrained_checkpoint import load_trunk
 from bpd_jax.formats.trunk_layouts import llama_layout
 from bpd_jax.models.transformer_config import TransformerConfig
 from tests.decoding.random_models import LLAMA

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.formats.chat import (
+from bpd_jax.decoding.chat import (
     check_variables,
     render_chat,
     render_continued,

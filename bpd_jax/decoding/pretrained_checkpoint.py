@@ -1,7 +1,13 @@
-"""Pretrained checkpoints, and their parameters, which are loaded tensor by tensor."""
+"""Pretrained checkpoints, and their parameters, which are loaded tensor by tensor.
+
+The core knows what a checkpoint is; the package `bpd_jax.formats` reads the files of
+other programs, and is imported only when there are some.
+"""
 
 import dataclasses
-from collections.abc import Mapping
+import importlib
+import types
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -10,8 +16,8 @@ import tokenizers
 from jax.sharding import Mesh
 
 from bpd_jax.base import progress
+from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
-from bpd_jax.formats.trunk_layouts import Origin, Path
 from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.products import Packed
@@ -24,6 +30,53 @@ _MATRICES = (_KERNEL, "embedding", "softmax")
 
 # A cache line has 16 or 32 numbers.
 _ROWS = 32
+
+
+Path = tuple[str, ...]
+Convert = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """The tensor of a checkpoint that contains a parameter.
+
+    Attributes:
+      name: name of the tensor; one tensor may contain several parameters.
+      shape: shape of the stored tensor.
+      convert: converts the stored tensor to the parameter; returns a view.
+      experts: number of tensors of this name, with their numbers at {}, and this shape
+        that are stacked and then converted; None for one tensor.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    convert: Convert = np.asarray
+    experts: int | None = None
+
+    @property
+    def parts(self) -> list["Origin"]:
+        """The tensors that are stacked."""
+        return [
+            Origin(self.name.format(number), self.shape)
+            for number in range(self.experts or 0)
+        ]
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Checks that this is the shape of the stored tensor."""
+        if shape != self.shape:
+            raise UserError(
+                f"tensor {self.name} has shape {list(shape)}, but the configuration "
+                f"requires {list(self.shape)}: the checkpoint is damaged, or belongs "
+                "to another model than its configuration."
+            )
+
+    def stored(self, parameter: np.ndarray) -> np.ndarray:
+        """The inverse of `convert`, for a tensor that is a single parameter."""
+        tensor = np.empty(self.shape, parameter.dtype)
+        view = self.convert(tensor)
+        assert np.shares_memory(view, tensor)
+        view[...] = parameter
+        return tensor
 
 
 class Tensors(Protocol):
@@ -62,6 +115,14 @@ class Checkpoint:
     begin_text: str
     end_tokens: tuple[int, ...]
     generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def other_formats() -> types.ModuleType:
+    """The package that reads the files of other programs.
+
+    No file of the core imports it otherwise, so that it can be left out.
+    """
+    return importlib.import_module("bpd_jax.formats")
 
 
 def load_trunk(
