@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo train-demo docs docs-serve tpu-compile tpu-test gpu-compile \
-  gpu-test gpu-check tpu-check gpu-bundle test test-all lint format clean
+  gpu-test gpu-check tpu-check gpu-bundle test test-defaults test-all lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -77,6 +77,13 @@ gpu-bundle: env ## the check in a folder of 55 MiB, for a machine without a netw
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test: lint ## lint, then the tests on JOBS=3 processes
 	$(PYTEST) -m "not exhaustive"
+
+# `make test` compiles quickly, for AVX2; this for the processor, as users do.
+BITS := single_tokens or integer_products
+test-defaults: env ## that drafts change no bit with XLA's default flags, on this processor
+	$(PYTEST) --xla-defaults -m "not exhaustive" -k "$(BITS)" \
+	  tests/cpu/layer_loop_test.py tests/cpu/attention_kernel_test.py \
+	  tests/decoding/lossless_test.py
 
 test-all: lint ## the same with slow tests, every case of each matrix, and shapes checked
 	$(PYTEST)

@@ -120,7 +120,10 @@ _INSTRUCTIONS = {
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs a test that asks for `instructions` with each kind of its marker."""
-    if "instructions" not in metafunc.fixturenames:
+    chosen = metafunc.definition.iter_markers("parametrize")
+    if "instructions" not in metafunc.fixturenames or any(
+        "instructions" in mark.args[0] for mark in chosen
+    ):
         return
     marker = metafunc.definition.get_closest_marker("instructions")
     kinds = marker.args if marker else ("avx2", "avx512")
@@ -140,18 +143,20 @@ def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
     """
     from bpd_jax.cpu.tile import tile_of_processor
 
+    own = request.config.getoption("--xla-defaults") or not _IS_X86
+    kind = "own" if own else request.param
     with pytest.MonkeyPatch.context() as patch:
-        if request.param in _INSTRUCTIONS:
-            limit, width = _INSTRUCTIONS[request.param]
+        if kind in _INSTRUCTIONS:
+            limit, width = _INSTRUCTIONS[kind]
             flags = f"{os.environ['XLA_FLAGS']} --xla_cpu_max_isa={limit}"
             patch.setenv("XLA_FLAGS", flags)
             tile = tile_of_processor()
             if width != (tile and tile.width):
-                pytest.skip(f"this processor does not have {request.param}")
+                pytest.skip(f"this processor does not have {kind}")
         elif tile_of_processor() is None:
             pytest.skip("this processor has no kernels")
         forget_compiled()
-        yield request.param
+        yield kind
     forget_compiled()
 
 
