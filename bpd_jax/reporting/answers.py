@@ -1,7 +1,5 @@
 """Prints an answer while it is decoded, and how fast that was."""
 
-import contextlib
-
 import numpy as np
 from rich.console import Console
 
@@ -36,8 +34,7 @@ def print_answer(
     pieces = api.marked_pieces(lm, stream(task, prompt), task.options)
     if not marks:
         pieces = ((piece, False, last) for piece, _, last in pieces)
-    with contextlib.closing(pieces):
-        generation = print_stream(pieces, console)
+    generation = print_stream(pieces, console)
     assert generation is not None
     return generation
 
