@@ -11,29 +11,22 @@ The answer to a single prompt is streamed; several prompts are decoded in batche
 import json
 from collections.abc import Sequence
 
-import numpy as np
 from absl import flags
 
 from bpd_jax import api
-from bpd_jax.base import cli, progress
+from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.text_readers import check_texts
-from bpd_jax.decoding.generate import (
-    Generation,
-    Task,
-    compile_task,
-    generate,
-    stream,
-)
+from bpd_jax.decoding.generate import Generation, generate
 from bpd_jax.decoding.method_text import describe_methods, parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.evaluation import decode_flags
+from bpd_jax.reporting.answers import print_answer, speed_of
 from bpd_jax.reporting.decode_records import decode_records
 from bpd_jax.reporting.records import DecodeRecord
 from bpd_jax.reporting.terminal import (
     print_steps,
-    print_stream,
     standard_output,
     write,
 )
@@ -89,7 +82,13 @@ def main() -> None:
     task = decoder.prepare(method, prompts, config.options)
     decode_flags.print_mesh(task)
     if len(prompts) == 1 and not OUTPUT.value:
-        generations = [_streamed(lm, task, texts[0], prompts[0])]
+        console, shown = standard_output(), texts[0] + _between(lm)
+        generations = [
+            print_answer(
+                lm, task, prompts[0], console, before=shown, marks=SHOW_ACCEPTED.value
+            )
+        ]
+        console.print()
     else:
         with decode_flags.token_bar("decoding", len(prompts), config) as bar:
             generations = generate(task, prompts, on_progress=bar.update)
@@ -128,30 +127,10 @@ def _show(
     calls = sum(record.serial_calls for record in records)
     seconds = sum(record.seconds for record in records)
     print(
-        f"{method.name}: {tokens} tokens in {calls} serial calls, block efficiency "
-        f"{tokens / max(calls, 1):.2f}, {seconds:.2f} s"
+        f"{method.name}: {speed_of(tokens, calls, seconds)}"
         + ("" if config.options.lossless else " (typical acceptance: LOSSY)")
         + (f"; written to {output}" if output else "")
     )
-
-
-def _streamed(
-    lm: api.LanguageModel, task: Task, text: str, prompt: np.ndarray
-) -> Generation:
-    """Decodes one prompt and prints its text incrementally."""
-    console = standard_output()
-    # Compiles first, so that the measured time does not include compilation.
-    waiting = console.status if console.is_terminal else progress.waiting
-    with waiting("compiling"):
-        compile_task(task, [prompt])
-    write(text + _between(lm), console, "dim")
-    pieces = api.marked_pieces(lm, stream(task, prompt), task.options)
-    if not SHOW_ACCEPTED.value:
-        pieces = ((piece, False, last) for piece, _, last in pieces)
-    generation = print_stream(pieces, console)
-    console.print()
-    assert generation is not None
-    return generation
 
 
 def _between(lm: api.LanguageModel) -> str:

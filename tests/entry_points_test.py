@@ -46,7 +46,7 @@ def test_decode_writes_json_lines_in_prompt_order(folder):
     ]
     outputs = {}
     for name, result in zip(methods, decode(folder, *commands), strict=True):
-        assert "block efficiency" in result.stdout
+        assert "tokens per call" in result.stdout
         lines = (folder / f"{name}.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
         assert [tuple(record) for record in records] == [FIELDS] * 3

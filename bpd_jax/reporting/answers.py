@@ -6,7 +6,7 @@ from rich.console import Console
 from bpd_jax import api
 from bpd_jax.base import progress
 from bpd_jax.decoding.generate import Generation, Task, compile_task, stream
-from bpd_jax.reporting.terminal import print_stream
+from bpd_jax.reporting.terminal import print_stream, write
 
 
 def print_answer(
@@ -30,7 +30,7 @@ def print_answer(
     waiting = console.status if console.is_terminal else progress.waiting
     with waiting("compiling"):
         compile_task(task, [prompt])
-    console.print(before, end="", soft_wrap=True, style="dim", markup=False)
+    write(before, console, "dim")
     pieces = api.marked_pieces(lm, stream(task, prompt), task.options)
     if not marks:
         pieces = ((piece, False, last) for piece, _, last in pieces)
