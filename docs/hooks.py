@@ -30,6 +30,7 @@ COMMANDS = (
     "bpd_jax.distill",
     "bpd_jax.build_ngram",
     "bpd_jax.count_ngrams",
+    "bpd_jax.chat",
     "bpd_jax.decode",
     "bpd_jax.evaluate",
     "bpd_jax.tune",

@@ -63,7 +63,7 @@ cli.define_flags(DecodeOptions, "max_new_tokens", "batch_size", "verification")
 cli.define_flags(
     DecodeOptions, "temperature", "top_k", "top_p", "acceptance", "seed", "stop"
 )
-cli.define_flags(DecodeOptions, "min_p", "repetition_penalty")
+cli.define_flags(DecodeOptions, "min_p", "repetition_penalty", "draft_noise")
 cli.define_flags(DecodeConfig, "lattice_width", "alpha")
 TEMPLATE_ARG = flags.DEFINE_multi_string(
     "template_arg",
