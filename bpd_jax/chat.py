@@ -27,6 +27,7 @@ from bpd_jax.evaluation import decode_flags
 from bpd_jax.reporting.answers import print_answer, speed_of
 from bpd_jax.reporting.terminal import standard_output
 from bpd_jax.storage import files
+from bpd_jax.storage.paths import as_path
 from bpd_jax.training import process_flags
 
 METHOD = flags.DEFINE_string(
@@ -109,6 +110,8 @@ class Conversation:
         """write the conversation to a JSON file"""
         if not path:
             raise UserError("name a file, as in /save conversation.json.")
+        if as_path(path).exists():
+            raise UserError(f"{path} exists already: name another file.")
         begin = [{"role": "system", "content": self.system}] if self.system else []
         text = json.dumps([*begin, *self.messages], ensure_ascii=False, indent=1)
         files.write_text(path, text + "\n")

@@ -127,8 +127,8 @@ TEXTS = {
     *("feature_layers", "gcloud", "gin_bindings", "heldout_split", "method"),
     *("methods", "name", "only", "point", "precision", "precisions", "program"),
     *("prompt", "sbatch", "select_by", "shard", "share", "show", "size", "split"),
-    *("ssh", "study", "sweep", "task", "template_arg", "title", "tokens", "topology"),
-    "zone",
+    *("ssh", "study", "sweep", "system", "task", "template_arg", "title", "tokens"),
+    *("topology", "zone"),
 }
 TEXT_FLAGS = {"DEFINE_string", "DEFINE_multi_string", "DEFINE_list"}
 
