@@ -29,14 +29,13 @@ from typing import Any
 import flax
 import jax
 import numpy as np
-from jax._src.config import trace_context
 from jax.experimental import serialize_executable
 from jax.sharding import SingleDeviceSharding
-from jaxlib.mlir.passmanager import PassManager
 
 import bpd_jax
 from bpd_jax.base import compiled
 from bpd_jax.base.host_memory import return_freed_memory
+from bpd_jax.base.jax_private import strip_source_lines, trace_context
 from bpd_jax.base.typing import PyTree
 from bpd_jax.models import device_ops
 from bpd_jax.models.device_ops import (
@@ -243,9 +242,7 @@ def _compiled(
 ) -> tuple[Callable[..., Any], float]:
     """Compiles a program, and writes it to disk; also the seconds of compiling."""
     start = time.perf_counter()
-    module = lowered.compiler_ir()
-    with module.context:  # Names of source lines are a third of a program.
-        PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+    strip_source_lines(lowered)
     # A CPU cannot write a program again that jax has read from its own cache.
     with compiled.uncached():
         program = lowered.compile(options)

@@ -22,12 +22,12 @@ from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
-from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
+from bpd_jax.base.jax_private import process_count, process_id, start_preemption_service
 from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
 
 T = TypeVar("T")
@@ -110,13 +110,12 @@ def check_joined() -> None:
 
 def count() -> int:
     """Number of processes; does not initialize jax's devices."""
-    return global_state.num_processes or 1  # jax has no public name for it.
+    return process_count()
 
 
 def is_first() -> bool:
     """Whether this is process 0, which prints and writes files."""
-    # On Cloud TPU `jax.process_index()` may count in another order.
-    return global_state.process_id == 0
+    return process_id() == 0
 
 
 def batch_part(mesh: Mesh) -> tuple[int, int]:
@@ -189,9 +188,8 @@ def deferred_signals() -> Iterator[Callable[[int], int]]:
     """
     received: list[int] = []
     shared = count() > 1
-    if shared and global_state.preemption_sync_manager is None:
-        jax.config.update("jax_enable_preemption_service", True)
-        global_state.initialize_preemption_sync_manager()
+    if shared:
+        start_preemption_service()
 
     def stop(step: int) -> int:
         if not shared:
