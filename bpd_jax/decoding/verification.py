@@ -95,8 +95,14 @@ def verify(
 
     def verify_first(size: int, tree: DraftTree) -> Verified:
         part = tree.first(size)
-        states = chain_states if in_chains else tree_states
-        hidden, new, features = states(model, cache, part, drafter)
+        positions = cache.lengths[:, None] + part.depths
+        if in_chains:
+            hidden, new, features = chain_states(model, cache, part, drafter)
+        else:
+            mask = ancestor_mask(part.parents, depth)
+            hidden, new, features = model.forward(
+                part.tokens, positions, mask, cache, layers=drafter.feature_layers
+            )
 
         def adjust(logits: Array) -> Array:
             texts = texts_of_nodes(tokens, cache.lengths, part, depth)
@@ -106,7 +112,7 @@ def verify(
             model,
             part,
             hidden,
-            cache.lengths[:, None] + part.depths + 1,
+            positions + 1,
             next_token,
             keys,
             options,
@@ -142,31 +148,16 @@ def tree_sizes(drafter: Drafter, tree: DraftTree) -> tuple[int, ...]:
     return (*(size for size in drafter.pass_sizes if size < tree.size), tree.size)
 
 
-def tree_states(
-    model: DecodedModel,
-    cache: KVCache,
-    tree: DraftTree,
-    drafter: Drafter,
-) -> Pass:
-    """Final hidden states, keys and values, and features of the nodes of a tree.
-
-    Args:
-      cache: the text before the drafts.
-      tree: the drafts, merged by prefix.
-    """
-    positions = cache.lengths[:, None] + tree.depths
-    mask = ancestor_mask(tree.parents, drafter.max_depth)
-    inputs = (tree.tokens, positions, mask, cache)
-    return model.forward(*inputs, layers=drafter.feature_layers)
-
-
 def chain_states(
     model: DecodedModel,
     cache: KVCache,
     tree: DraftTree,
     drafter: Drafter,
 ) -> Pass:
-    """`tree_states`, computed in separate chains, one for each leaf."""
+    """Outputs for the nodes of a tree, computed in separate chains, one for each leaf.
+
+    `cache` is the text before the drafts.
+    """
     depth, batch = drafter.max_depth, tree.tokens.shape[0]
     nodes, places = unroll(tree, drafter.max_drafts, depth)
     # Padding after the end of a chain attends to itself, so that no row is empty.

@@ -16,6 +16,7 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache, spread
 from bpd_jax.models.candidates import Perturbation, top_candidates
 from bpd_jax.models.products import StoredMatrix
+from bpd_jax.models.transformer import Transformer
 from bpd_jax.models.transformer_config import INT8, check_feature_layers
 
 
@@ -77,7 +78,10 @@ class Model:
     ) -> tuple[Float[Array, "B T D"], KeyValues, Float[Array, "B T F"]]:
         distinct = tuple(dict.fromkeys(layers))
         check_feature_layers(distinct, self.config.trunk.num_layers)
-        return self._apply("__call__", tokens, positions, mask, cache, earlier, layers)
+        assert self.params is not None
+        trunk, params = Transformer(self.config.trunk, mesh=self.mesh), self.params
+        inputs = tokens, positions, mask, cache, earlier, layers
+        return trunk.apply({"params": params["trunk"]}, *inputs)
 
     def _apply(self, method: str, *arguments: Any) -> Any:
         module = BlockwiseLM(self.config, mesh=self.mesh)
