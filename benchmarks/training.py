@@ -23,8 +23,8 @@ from absl import flags
 from benchmarks import records
 from benchmarks.training_step import TimedStep, speed_of
 from bpd_jax.base import cli, configuration, progress
-from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.mesh import make_mesh
+from bpd_jax.models.parameters import count_parameters
 from bpd_jax.training.config import TrainConfig
 
 STEPS = flags.DEFINE_integer("steps", 10, "steps of a block.")

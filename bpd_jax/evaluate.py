@@ -39,7 +39,7 @@ from bpd_jax.evaluation.compare import (
     fail_on_errors,
     fastest,
 )
-from bpd_jax.models.blockwise import count_parameters
+from bpd_jax.models.parameters import count_parameters
 from bpd_jax.reporting import evaluation_records
 from bpd_jax.reporting.decode_records import decode_records, visible
 from bpd_jax.reporting.evaluation_report import page_of, print_table

@@ -12,9 +12,10 @@ from bpd_jax.decoding.decode_loop import run_prompts
 from bpd_jax.decoding.recorded_drafter import CHUNK
 from bpd_jax.decoding.recording import _record as record
 from bpd_jax.evaluation.scoring import _score_targets
-from bpd_jax.models.blockwise import BlockwiseLM, parameter_shapes
+from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.model import Model
+from bpd_jax.models.parameters import parameter_shapes
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.heads.frozen_states import read_texts
 from bpd_jax.training.loss import BlockwiseLoss

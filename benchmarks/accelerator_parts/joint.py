@@ -22,10 +22,10 @@ from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.efficiency import block_efficiency
-from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.layers import unstack_layers
 from bpd_jax.models.mesh import make_mesh
 from bpd_jax.models.model import Model
+from bpd_jax.models.parameters import count_parameters
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training.config import TrainConfig
 

@@ -26,10 +26,10 @@ from bpd_jax.drafting.assets import Assets, AttachedEagle
 from bpd_jax.evaluation.efficiency import block_efficiency
 from bpd_jax.models.attachment_files import LoadedRefiner
 from bpd_jax.models.block_drafter import with_softmax
-from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.eagle import EagleConfig, EagleFunctions
 from bpd_jax.models.model import Model
+from bpd_jax.models.parameters import parameter_shapes
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import REFINER_KINDS
 from bpd_jax.models.transformer_config import TransformerConfig

@@ -11,8 +11,8 @@ import jax
 from benchmarks.accelerator_parts.jobs import TINY, Job, JobSettings, Row
 from benchmarks.training_step import TimedStep, speed_of
 from bpd_jax.base import configuration
-from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.mesh import make_mesh
+from bpd_jax.models.parameters import count_parameters
 from bpd_jax.training.config import TrainConfig
 
 # Rows of 512 tokens that every device processes in a step.

@@ -23,10 +23,10 @@ from bpd_jax.decoding.options import DecodeConfig, StepOptions
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.interface import Drafter, without_arrays
 from bpd_jax.drafting.parts import BuildContext
-from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model import Model
 from bpd_jax.models.model_flops import forward_flops, serial_call_flops
+from bpd_jax.models.parameters import abstract_parameters
 from bpd_jax.models.partitioning import BATCH_SPEC, check_rows
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.search.device_table import DeviceTable

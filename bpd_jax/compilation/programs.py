@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bpd_jax.base.settings import changed_settings
 from bpd_jax.base.typing import PyTree
 from bpd_jax.data.rows import Batch
-from bpd_jax.models.blockwise import BlockwiseLM, abstract_parameters
+from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.model_flops import (
     drafter_train_flops,
@@ -21,6 +21,7 @@ from bpd_jax.models.model_flops import (
     heads_train_flops,
     train_flops,
 )
+from bpd_jax.models.parameters import abstract_parameters
 from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.frozen import make_step

@@ -33,6 +33,7 @@ from bpd_jax.models.attachments import by_path, check_finite
 from bpd_jax.models.block_drafter import with_softmax
 from bpd_jax.models.block_heads import softmax_rows
 from bpd_jax.models.decoding_parameters import decoding_layout
+from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import on_host
@@ -93,7 +94,7 @@ def load_assets(
             continue
         assets[name] = asset
     config, params = loaded.config, loaded.params
-    if "drafter" not in assets and config.drafter is not None:
+    if "drafter" not in assets and isinstance(config.drafter, BlockDrafterConfig):
         # It was trained together with the model.
         functions = DrafterFunctions(config.drafter.resolve(config.trunk), config.trunk)
         softmax = softmax_rows(config, params, None)

@@ -18,8 +18,8 @@ from jax.sharding import Mesh
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
-from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.parameters import abstract_parameters
 from bpd_jax.models.products import Packed
 from bpd_jax.models.quantized import QuantizedMatrix, kernel_rows, summed_axes
 from bpd_jax.models.transformer_config import TransformerConfig

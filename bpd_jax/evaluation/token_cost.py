@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from bpd_jax.base.typing import Params
-from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.parameters import parameter_shapes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,10 +30,10 @@ from bpd_jax.models.attachments import (
 )
 from bpd_jax.models.block_drafter import FROZEN, with_softmax
 from bpd_jax.models.block_heads import head_shapes, is_trained, softmax_rows
-from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.models.parameters import abstract_parameters
 from bpd_jax.models.partitioning import placed
 from bpd_jax.models.trained_refiners import REFINER_KINDS, RefinerConfig
 from bpd_jax.models.transformer_config import TransformerConfig, from_fields

@@ -1,11 +1,11 @@
 """Configuration of a blockwise language model."""
 
+import abc
 import dataclasses
 from typing import Annotated
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import Validated, choice, configurable, integer
-from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.transformer_config import (
     Activation,
     LayerNumbers,
@@ -105,6 +105,23 @@ class BlockHeadsConfig(Validated):
         return self.own_softmax or self.draft_vocabulary is not None
 
 
+@dataclasses.dataclass(frozen=True)
+class JointDrafter(Validated, abc.ABC):
+    """The configuration of a drafter that may be trained together with a trunk.
+
+    Attributes:
+      feature_layers: layers of the trunk whose outputs it reads, counted from 0.
+      block_size: L, tokens of a block; the first is certain, L - 1 are predicted.
+    """
+
+    feature_layers: LayerNumbers = ()
+    block_size: Size = 9
+
+    @abc.abstractmethod
+    def joined(self, trunk: TransformerConfig) -> "JointDrafter":
+        """The configuration with what it leaves to the trunk, checked."""
+
+
 @configurable
 @dataclasses.dataclass(frozen=True)
 class BlockwiseConfig(Validated):
@@ -119,7 +136,7 @@ class BlockwiseConfig(Validated):
 
     trunk: TransformerConfig
     heads: BlockHeadsConfig | None = None
-    drafter: BlockDrafterConfig | None = None
+    drafter: JointDrafter | None = None
 
     def check_together(self) -> None:
         if self.draft_vocab_size > self.trunk.vocab_size:
@@ -135,14 +152,7 @@ class BlockwiseConfig(Validated):
             raise UserError(
                 "BlockwiseConfig has both heads and a drafter: set one of them to None."
             )
-        if drafter.draft_vocabulary or drafter.markov_rank or drafter.confidence:
-            raise UserError(
-                "BlockDrafterConfig.draft_vocabulary, markov_rank and confidence are "
-                "for block drafters of frozen models (HeadsTrainConfig): remove them."
-            )
-        layers = drafter.resolve(self.trunk).feature_layers
-        named = dataclasses.replace(drafter, feature_layers=layers)
-        object.__setattr__(self, "drafter", named)
+        object.__setattr__(self, "drafter", drafter.joined(self.trunk))
 
     @property
     def block_size(self) -> int:

@@ -4,7 +4,8 @@ import dataclasses
 from typing import Annotated, Any
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.settings import Natural, Positive, Validated, configurable, integer
+from bpd_jax.base.settings import Natural, Positive, configurable, integer
+from bpd_jax.models.blockwise_config import JointDrafter
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import MarkovConfig
 from bpd_jax.models.transformer_config import (
@@ -30,7 +31,7 @@ _FROM_TARGET = (
 
 @configurable
 @dataclasses.dataclass(frozen=True)
-class BlockDrafterConfig(Validated):
+class BlockDrafterConfig(JointDrafter):
     """Configuration of a block drafter (see `block_drafter`).
 
     Its width is that of the target, whose embeddings and softmax it uses. Sizes that
@@ -153,6 +154,15 @@ class BlockDrafterConfig(Validated):
         missing = [name for name in _FROM_TARGET if getattr(self, name) is None]
         chosen = {name: sizes[name] for name in missing}
         return dataclasses.replace(self, feature_layers=layers, **chosen)
+
+    def joined(self, trunk: TransformerConfig) -> "BlockDrafterConfig":
+        if self.draft_vocabulary or self.markov_rank or self.confidence:
+            raise UserError(
+                "BlockDrafterConfig.draft_vocabulary, markov_rank and confidence are "
+                "for block drafters of frozen models (HeadsTrainConfig): remove them."
+            )
+        layers = self.resolve(trunk).feature_layers
+        return dataclasses.replace(self, feature_layers=layers)
 
     def transformer(self, target: TransformerConfig) -> TransformerConfig:
         """The layers as a transformer with the target's width and precision."""

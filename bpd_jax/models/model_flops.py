@@ -8,9 +8,10 @@ et al. 2022, appendix B).
 import jax
 
 from bpd_jax.models.attachments import by_path
-from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.models.parameters import parameter_shapes
 
 
 def trunk_weights(model: BlockwiseConfig) -> int:
@@ -58,6 +59,7 @@ def train_flops(
     attention = batch_size * attention_flops(model, length, length)
     total = 6.0 * weights * batch_size + 3.0 * attention
     if model.drafter is not None:
+        assert isinstance(model.drafter, BlockDrafterConfig)
         anchors = drawn or 0
         functions = DrafterFunctions(model.drafter.resolve(trunk), trunk)
         total += drafter_train_flops(functions, batch_size, length, anchors)

@@ -22,9 +22,9 @@ from orbax.checkpoint import checkpoint_managers, multihost
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params, PyTree
-from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.layers import stack_layers, unstack_layers
+from bpd_jax.models.parameters import abstract_parameters
 from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.storage.paths import as_path, in_bucket
 from bpd_jax.training.checkpoint_files import (

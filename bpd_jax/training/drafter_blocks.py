@@ -14,6 +14,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.data.rows import Batch
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 
 
@@ -54,7 +55,7 @@ def block_states(
     positions: Int[Array, "B A"],
 ) -> Float[Array, "L-1 B A D"]:
     """The inputs of the softmax for y_1 … y_{L-1} of the blocks at drawn positions."""
-    assert model.drafter is not None
+    assert isinstance(model.drafter, BlockDrafterConfig)
     functions = DrafterFunctions(model.drafter.resolve(model.trunk), model.trunk)
     tokens = jnp.asarray(batch.tokens)
     anchors = jnp.take_along_axis(tokens, positions + 1, axis=1)

@@ -22,9 +22,9 @@ from bpd_jax.base.reading import check_shapes
 from bpd_jax.base.typing import Params
 from bpd_jax.data import tokenizer
 from bpd_jax.models.attachments import by_path
-from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.config_files import load_config, save_config
+from bpd_jax.models.parameters import abstract_parameters
 from bpd_jax.models.partitioning import placed
 from bpd_jax.models.stored_tensors import (
     SCALE,

@@ -6,8 +6,8 @@ from jax.sharding import Mesh
 
 from bpd_jax.data.rows import PackedRows, make_batch
 from bpd_jax.models.attachments import by_path
-from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.parameters import count_parameters
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.metrics import tensorboard_available
 from bpd_jax.training.state import (

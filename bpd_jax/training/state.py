@@ -10,9 +10,9 @@ import optax
 from jax.sharding import Mesh
 
 from bpd_jax.base.typing import Array, Int, Params, PyTree
-from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.layers import is_stacked, stack_layers
+from bpd_jax.models.parameters import init_boxed
 from bpd_jax.models.partitioning import unbox, with_shardings
 from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.config import OptimizerConfig

@@ -40,8 +40,8 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.run_loading import held_out_prompts
 from bpd_jax.evaluation.efficiency import block_efficiency, bootstrap_interval
 from bpd_jax.evaluation.metrics import SCORE_LABELS, estimate, metric_of
-from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.mesh import make_mesh
+from bpd_jax.models.parameters import count_parameters
 from bpd_jax.storage import files
 from bpd_jax.studies.tasks import plain_text
 from bpd_jax.training.config import TrainConfig

@@ -10,8 +10,8 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.data.example_task import ExampleTask
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.options import DecodeConfig
-from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.parameters import count_parameters
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig

@@ -14,10 +14,10 @@ from bpd_jax.compilation.decode_programs import (
 )
 from bpd_jax.compilation.programs import frozen_programs, train_program
 from bpd_jax.data.text_task import TextTask
-from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.mesh import MeshConfig, make_mesh
+from bpd_jax.models.parameters import abstract_parameters
 from bpd_jax.models.transformer_config import ComputeConfig, TransformerConfig
 from bpd_jax.training.config import OptimizerConfig, TrainConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig

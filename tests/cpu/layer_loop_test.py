@@ -15,11 +15,11 @@ from bpd_jax.cpu.layer_loop import has_kernels
 from bpd_jax.cpu.layout import decoding_layout, integer_layout
 from bpd_jax.models import device_ops
 from bpd_jax.models.attention import near
-from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, commit
 from bpd_jax.models.device_ops import Operations
 from bpd_jax.models.model import Model
+from bpd_jax.models.parameters import parameter_shapes
 from bpd_jax.models.quantized import rounded
 from bpd_jax.models.transformer_config import TransformerConfig
 from tests.decoding.random_models import LLAMA, random_params

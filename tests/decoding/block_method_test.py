@@ -15,9 +15,9 @@ from bpd_jax.decoding.options import BATCHED, TREE, DecodeOptions
 from bpd_jax.decoding.replay import record
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.searches.tree import Tree
-from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.model import Model
+from bpd_jax.models.parameters import parameter_shapes
 from tests.decoding.random_models import (
     assert_same,
     make_drafter,

@@ -14,13 +14,13 @@ from bpd_jax.models.attachment_files import LoadedRefiner, save_drafter, save_he
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.block_drafter import with_softmax
 from bpd_jax.models.block_heads import init_heads, is_trained
-from bpd_jax.models.blockwise import abstract_parameters, parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.decoding_parameters import decoding_layout
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.eagle import EagleConfig, EagleFunctions
 from bpd_jax.models.model import Model
+from bpd_jax.models.parameters import abstract_parameters, parameter_shapes
 from bpd_jax.models.quantized import rounded
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import REFINER_KINDS

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 
 from bpd_jax.base import configuration
-from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.config_files import load_config
+from bpd_jax.models.parameters import count_parameters
 from bpd_jax.studies.study_config import StudyConfig
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.exported_params import load_run_parameters

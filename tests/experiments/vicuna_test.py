@@ -6,7 +6,7 @@ import pytest
 
 from bpd_jax.base import configuration
 from bpd_jax.decoding.chat import render_chat
-from bpd_jax.models.blockwise import count_parameters
+from bpd_jax.models.parameters import count_parameters
 from bpd_jax.training.config import TrainConfig
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

@@ -21,10 +21,10 @@ from bpd_jax.formats.drafter_export import check_exportable, export_drafter
 from bpd_jax.formats.drafter_import import import_drafter, import_eagle
 from bpd_jax.models.attachment_files import attach_drafter, load_drafter, save_drafter
 from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions, markov_refiner
+from bpd_jax.models.parameters import parameter_shapes
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import markov_factors, markov_scores
 from bpd_jax.models.transformer_config import TransformerConfig

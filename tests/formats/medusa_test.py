@@ -13,9 +13,9 @@ from safetensors.numpy import load_file, save_file
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.formats.medusa_import import import_heads
-from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.model import Model
+from bpd_jax.models.parameters import parameter_shapes
 from bpd_jax.models.transformer_config import TransformerConfig
 from tests.decoding.random_models import random_params
 

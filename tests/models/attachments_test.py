@@ -24,10 +24,10 @@ from bpd_jax.models.attachment_files import (
 )
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.block_heads import is_trained
-from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
+from bpd_jax.models.parameters import parameter_shapes
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.trained_refiners import (
     HydraConfig,

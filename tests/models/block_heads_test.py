@@ -9,9 +9,10 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.block_heads import init_heads
-from bpd_jax.models.blockwise import BlockwiseLM, count_parameters, parameter_shapes
+from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.model import Model
+from bpd_jax.models.parameters import count_parameters, parameter_shapes
 from bpd_jax.models.products import SOFTMAX
 from bpd_jax.models.transformer_config import TransformerConfig
 from tests.decoding.random_models import random_heads, random_params

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, commit, empty_cache, numbers
 from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.model import Model
+from bpd_jax.models.parameters import parameter_shapes
 from bpd_jax.models.transformer_config import TransformerConfig
 
 

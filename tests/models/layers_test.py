@@ -11,17 +11,13 @@ import pytest
 from bpd_jax.base.errors import UserError
 from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.models import layers
-from bpd_jax.models.blockwise import (
-    BlockwiseLM,
-    abstract_parameters,
-    init_boxed,
-    parameter_shapes,
-)
+from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.layers import Experts, is_stacked, stack_layers, unstack_layers
 from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.model import Model
 from bpd_jax.models.model_flops import trunk_weights
+from bpd_jax.models.parameters import abstract_parameters, init_boxed, parameter_shapes
 from bpd_jax.models.partitioning import unbox
 from bpd_jax.models.segment_attention import Segments
 from bpd_jax.models.transformer_config import ComputeConfig, TransformerConfig

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from bpd_jax.models.blockwise import count_parameters
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.parameters import count_parameters
 from bpd_jax.models.transformer_config import TransformerConfig
 from experiments.printed import TABLE6
 

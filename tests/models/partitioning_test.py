@@ -7,9 +7,9 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.models import mesh as meshes
-from bpd_jax.models.blockwise import init_boxed
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.mesh import MeshConfig, make_mesh
+from bpd_jax.models.parameters import init_boxed
 from bpd_jax.models.partitioning import with_shardings
 from bpd_jax.models.transformer_config import TransformerConfig
 

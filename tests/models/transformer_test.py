@@ -14,10 +14,10 @@ import pytest
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.models.attention import causal_mask
-from bpd_jax.models.blockwise import init_boxed, parameter_shapes
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, commit
 from bpd_jax.models.model import Model
+from bpd_jax.models.parameters import init_boxed, parameter_shapes
 from bpd_jax.models.partitioning import unbox
 from bpd_jax.models.rotary import RotaryConfig
 from bpd_jax.models.transformer_config import (

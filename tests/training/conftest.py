@@ -16,8 +16,8 @@ from bpd_jax.base.typing import Params
 from bpd_jax.data import row_preparation
 from bpd_jax.data.rows import Batch, make_batch
 from bpd_jax.data.text_task import TextTask
-from bpd_jax.models.blockwise import abstract_parameters, init_boxed
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.parameters import abstract_parameters, init_boxed
 from bpd_jax.models.partitioning import unbox
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training import frozen, trainer, validation

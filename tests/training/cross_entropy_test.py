@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from bpd_jax.models.block_heads import apply_head
-from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.mesh import MeshConfig, make_mesh
+from bpd_jax.models.parameters import abstract_parameters
 from bpd_jax.models.partitioning import from_own_rows
 from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.cross_entropy import Head

@@ -13,9 +13,10 @@ from jax.sharding import Mesh, NamedSharding
 from bpd_jax.base.compiled import padded_length
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Float, Int, Params
-from bpd_jax.models.blockwise import BlockwiseLM, abstract_parameters
+from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.decoding_parameters import prepared
+from bpd_jax.models.parameters import abstract_parameters
 from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
 from bpd_jax.models.segment_attention import Segments
 from bpd_jax.models.transformer_config import check_feature_layers

@@ -15,8 +15,8 @@ from bpd_jax.data.generations import (
     write_shard,
 )
 from bpd_jax.models.attachments import fingerprint
-from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
+from bpd_jax.models.parameters import parameter_shapes
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig

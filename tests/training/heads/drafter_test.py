@@ -9,9 +9,9 @@ import pytest
 
 from bpd_jax.base.errors import UserError, warn
 from bpd_jax.models.attachment_files import load_drafter
-from bpd_jax.models.blockwise import abstract_parameters
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.mesh import MeshConfig, make_mesh
+from bpd_jax.models.parameters import abstract_parameters
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.heads import train_heads as module
 from bpd_jax.training.heads.drafter_batches import BlockBatch
