@@ -41,6 +41,7 @@ from bpd_jax.decoding import distillation
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.method_text import parse_method
+from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import ADJUSTMENTS, DecodeOptions
 from bpd_jax.evaluation import decode_flags
 from bpd_jax.models.transformer_config import check_feature_layers, usual_layers
@@ -111,6 +112,11 @@ def main() -> None:
             "there are no prompts: give --prompts_file, or "
             "--made_up_prompts=1000 if the model has a chat template."
         )
+    with hosts.only_writers(output):
+        _distill(output, method, prompt_texts)
+
+
+def _distill(output: pathlib.Path, method: Method, prompt_texts: list[str]) -> None:
     loaded, decoder, config = decode_flags.load(decode_flags.config())
     options = config.options
     if not options.lossless:

@@ -7,6 +7,7 @@ user's message (Xu et al. 2024, "Magpie").
 """
 
 import dataclasses
+import itertools
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -99,15 +100,22 @@ def distill(
       on_progress: called after each text with the number of its new tokens.
     """
     texts: list[tuple[int, np.ndarray]] = []
+    shards = itertools.count(next_shard(folder))
 
     def flush() -> None:
         hosts.first(write)
         texts.clear()
 
     def write() -> None:
+        shard = next(shards)
+        if next_shard(folder) != shard:
+            raise UserError(
+                f"another command has written to {folder} since this one began: give "
+                "each its own folder; the same command resumes what is missing."
+            )
         write_shard(
             folder,
-            next_shard(folder),
+            shard,
             [text for _, text in texts],
             [len(prompts[index]) for index, _ in texts],
             [index for index, _ in texts],

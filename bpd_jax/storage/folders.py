@@ -14,6 +14,7 @@ file, the reason and the remedy.
 
 import contextlib
 import dataclasses
+import fcntl
 import fnmatch
 import os
 import pathlib
@@ -36,8 +37,8 @@ class FolderKind:
     Attributes:
       title: name of the kind for messages, such as "an n-gram model".
       marker: name of a file that every folder of the kind contains.
-      names: patterns (`fnmatch`) of the other names that it may contain. A folder with
-        any other file is not replaced.
+      names: patterns (`fnmatch`) of the other files that it may contain. A folder with
+        any other file, or with a folder in it, is not replaced.
       text: text that the marker contains, if its name does not identify the kind.
       in_place: whether the writer only adds files and never replaces the folder, which
         may then contain other files.
@@ -57,6 +58,8 @@ class FolderKind:
         for name in () if self.in_place else entries:
             if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
                 return f"it holds {name}, which is not part of {self.title}"
+            if (folder / name).is_dir():
+                return f"it holds the folder {name}, and {self.title} holds only files"
         marker = folder / self.marker
         if entries and not marker.is_file():
             return f"it is not {self.title}: it has no file {self.marker}"
@@ -80,6 +83,39 @@ def check_folder(path: str | os.PathLike[str], kind: FolderKind) -> None:
             f"{path} is not written to: {reason}. Name a new folder, or move what is "
             "there away."
         )
+
+
+@contextlib.contextmanager
+def only_writer(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Refuses a second command that adds files to a folder at the same time.
+
+    The folder is made, and removed if it is empty in the end. Commands of other
+    machines are not noticed, nor are any under gs:// and on the few file systems that
+    cannot lock folders.
+    """
+    folder = files.resolved(path)
+    if paths.in_bucket(folder):
+        yield
+        return
+    with files.os_errors_as_user_errors(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"another command is writing to {path}: wait until it ends, or "
+                    "name another folder."
+                ) from None
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -95,7 +95,10 @@ def train(
     state = TrainState(jnp.int32(0), trained, optimizer.init(trained))
     if mesh is not None:
         state, frozen = jax.device_put((state, frozen), replicated(mesh))
-    with Checkpoints(folder / CHECKPOINTS) as checkpoints:
+    with (
+        hosts.only_writers(folder),
+        Checkpoints(folder / CHECKPOINTS) as checkpoints,
+    ):
         # ---- Where the run stands
 
         start: int = checkpoints.latest_step or 0

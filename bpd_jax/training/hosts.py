@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import pathlib
 import signal
 import socket
 import sys
@@ -29,6 +30,7 @@ from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.jax_private import process_count, process_id, start_preemption_service
 from bpd_jax.models.partitioning import BATCH_SPEC, row_parts
+from bpd_jax.storage import folders
 
 T = TypeVar("T")
 
@@ -168,6 +170,14 @@ def first(work: Callable[[], T]) -> T | None:
     if message is not None:
         raise UserError(message)
     return result
+
+
+@contextlib.contextmanager
+def only_writers(folder: pathlib.Path) -> Iterator[None]:
+    """Refuses another run in a folder while this one writes to it."""
+    with contextlib.ExitStack() as stack:
+        first(lambda: stack.enter_context(folders.only_writer(folder)))
+        yield
 
 
 def print_once(text: str) -> None:

@@ -89,7 +89,10 @@ def train(
         process_index=part,
         process_count=parts,
     )
-    with Checkpoints(folder / CHECKPOINTS, config.keep_checkpoints) as checkpoints:
+    with (
+        hosts.only_writers(folder),
+        Checkpoints(folder / CHECKPOINTS, config.keep_checkpoints) as checkpoints,
+    ):
         # ---- The train state: from the newest checkpoint, or new
 
         start = checkpoints.latest_step or 0

@@ -149,6 +149,18 @@ def test_a_stopped_run_resumes_with_texts_and_their_states(
     )
 
 
+def test_shards_of_another_command_are_noticed(tmp_path):
+    task = Decoder(make_model(), width=4).task(GREEDY, OPTIONS)
+    write_header(tmp_path, base="b", vocab_size=13, facts={})
+
+    def meanwhile(tokens):
+        write_shard(tmp_path, 0, [PROMPTS[4]], [7], [4])
+
+    with pytest.raises(UserError, match="another command has written to"):
+        distill(task, PROMPTS, [0], tmp_path, on_progress=meanwhile)
+    assert answered_prompts(PROMPTS, tmp_path) == {4}
+
+
 def test_shards_without_indices_are_identified_by_their_prompts(tmp_path):
     write_header(tmp_path, base="b", vocab_size=13, facts={})
     assert answered_prompts(PROMPTS, tmp_path) == set()

@@ -68,6 +68,33 @@ def test_folders_of_another_kind_are_refused(tmp_path, content, reason):
     assert names(tmp_path) == ["f"]
 
 
+def test_folders_named_like_files_of_ours_are_kept(tmp_path):
+    with folders.replacing_folder(tmp_path / "f", KIND) as temporary:
+        (temporary / "marker.json").write_text('{"magic": 1}')
+    mine = tmp_path / "f" / "data_1.bin" / "mine"
+    mine.parent.mkdir()
+    mine.touch()
+    for function in (folders.check_folder, folders.remove_folder):
+        with pytest.raises(UserError, match=r"holds the folder data_1\.bin, and"):
+            function(tmp_path / "f", KIND)
+    assert mine.exists()
+
+
+def test_a_folder_has_one_writer_at_a_time(tmp_path):
+    folder = tmp_path / "a" / "f"
+    with folders.only_writer(folder):
+        with (
+            pytest.raises(UserError, match="another command is writing to"),
+            folders.only_writer(folder),
+        ):
+            pass
+        assert folder.is_dir()
+    assert not folder.exists()  # It is empty.
+    with folders.only_writer(folder):
+        (folder / "kept").touch()
+    assert names(folder) == ["kept"]
+
+
 def test_folder_made_during_the_write_is_kept(tmp_path):
     path = tmp_path / "f"
 
