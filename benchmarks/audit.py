@@ -245,10 +245,10 @@ def tgain(study: str, size: str, one: str, other: str, temperature: str) -> floa
     return 100 * (tokens / passes * base_passes / base_tokens - 1)
 
 
-def value_of(file: str, path: str) -> float:
+def value_of(file: str, *path: str) -> float:
     """A number of a JSON file; a part of the path is a key or an index."""
     value = json.loads((ROOT / file).read_text(encoding="utf-8"))
-    for part in path.split("/"):
+    for part in path:
         if isinstance(value, dict) and part not in value:
             value = [*value.values()]
         value = value[int(part) if isinstance(value, list) else part]
