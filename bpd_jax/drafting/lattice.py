@@ -81,6 +81,11 @@ def best_drafts(lattice: Lattice, count: int) -> Drafts:
     return Drafts(tokens, scores)
 
 
+def covered(log_probs: Float[Array, "... W"]) -> Float[Array, "..."]:
+    """Logarithm of the probability of all candidates of a position together."""
+    return jnp.minimum(jax.nn.logsumexp(log_probs, axis=-1), 0.0)
+
+
 def distinct_scores(lattice: Lattice) -> Float[Array, "B L W"]:
     """Log-probabilities, -inf for all but the best of repeated tokens of a position."""
     width = lattice.tokens.shape[-1]

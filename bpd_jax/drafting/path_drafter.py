@@ -23,7 +23,7 @@ from bpd_jax.drafting.interface import (
     Source,
     View,
 )
-from bpd_jax.drafting.lattice import Lattice
+from bpd_jax.drafting.lattice import Lattice, covered
 from bpd_jax.drafting.refiners.transitions import (
     FiniteRefiner,
     FiniteState,
@@ -145,6 +145,13 @@ class Paths:
         for refiner, array, of_refiner in others:
             scores = scores + refiner.scores(array, of_refiner, level, tokens)
         return Candidates(tokens, scores)
+
+    def covered(
+        self, arrays: PathArrays, state: PathState, level: int
+    ) -> Float[Array, "B n"]:
+        """Logarithm of the probability that the source gives to all candidates."""
+        candidates = self.source.candidates(arrays.source, state.source, level)
+        return covered(candidates.log_probs)
 
     def extend(
         self, arrays: PathArrays, state: PathState, level: int, extension: Extension

@@ -104,7 +104,7 @@ def prefix_probabilities(lattice, scores, row, temperature):
             node = prefix[-1] if prefix else 0
             summed = heads[length] + scores[row, length - 1, node]
             steps = np.exp(summed / temperature)
-            steps /= steps.sum()
+            steps *= np.exp(heads[length]).sum() / steps.sum()
             for pick in range(width):
                 found[(*prefix, pick)] = found[prefix] * steps[pick]
     return found
@@ -120,6 +120,8 @@ def expected_tokens(paths, probabilities):
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive), 3])
 def test_no_other_drafts_have_more_expected_tokens(refined, count):
     lattice = random_lattice(seed=count, batch=3, length=4, width=3)
+    # Probabilities over the candidates: less than 1 in total.
+    lattice = lattice.replace(log_probs=lattice.log_probs - np.float32(2))
     temperature = 0.5 + count / 2
     scores = np.zeros((3, 3, 3, 3), np.float32)
     if refined:

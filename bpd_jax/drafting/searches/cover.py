@@ -23,7 +23,7 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import setting
 from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.drafting.interface import Search
-from bpd_jax.drafting.lattice import Drafts, Lattice, distinct_scores
+from bpd_jax.drafting.lattice import Drafts, Lattice, covered, distinct_scores
 from bpd_jax.drafting.parts import (
     COUNT,
     DRAFTS,
@@ -59,8 +59,10 @@ class _Steps(NamedTuple):
 
 
 def _steps(lattice: Lattice, transitions: Transitions, temperature: float) -> _Steps:
-    scores = distinct_scores(lattice)[:, 1:, None] + transitions.scores
-    probability = jnp.exp(normalised(scores, temperature))
+    heads = distinct_scores(lattice)[:, 1:, None]
+    mass = covered(heads)[..., None]
+    scores = normalised(heads + transitions.scores, temperature) + mass
+    probability = jnp.exp(scores)
 
     def complete(
         best: Float[Array, "B N"], step: tuple[Array, Array]

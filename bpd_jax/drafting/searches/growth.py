@@ -98,10 +98,11 @@ class Level:
 def normalised(
     scores: Float[Array, "... W"], temperature: float = 1.0
 ) -> Float[Array, "... W"]:
-    """log q, the scores normalised over the W candidates of every path.
+    """Scores normalised over the W candidates of every path.
 
-    q is the probability that searches give a candidate after a path. Refined scores
-    are not normalised; without this, paths of different lengths cannot be compared.
+    Refined scores are not normalised; without this, paths of different lengths cannot
+    be compared. Together with the probability of all candidates (`lattice.covered`)
+    they are log q, the probability that a search gives a candidate after a path.
 
     Args:
       scores: sums of the scores of source and refiners.
@@ -122,6 +123,7 @@ def grow_best(
     *,
     normalise: bool,
     temperature: float = 1.0,
+    mass: bool = False,
 ) -> list[Level]:
     """Beam search: the `beam` best paths of every length, one level per position.
 
@@ -133,6 +135,7 @@ def grow_best(
       beam: highest number of paths of a level.
       normalise: whether to normalise the candidates after every path.
       temperature: of this normalisation; see `normalised`.
+      mass: whether to add the probability of all candidates.
     """
     batch = first.shape[0]
     levels = [
@@ -148,6 +151,8 @@ def grow_best(
         steps = candidates.log_probs
         if normalise:
             steps = normalised(steps, temperature)
+        if mass:
+            steps += paths.covered(arrays, state, position)[..., None]
         totals = (before.scores[:, :, None] + steps).reshape(batch, -1)
         width = candidates.tokens.shape[-1]
         scores, chosen = jax.lax.top_k(totals, min(beam, totals.shape[1]))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bpd_jax.base.settings import number, setting
+from bpd_jax.base.settings import SWITCH, number, setting
 from bpd_jax.base.typing import Array, Int, PyTree
 from bpd_jax.drafting.draft_tree import DraftTree, take, usual_sizes
 from bpd_jax.drafting.interface import Search
@@ -35,11 +35,14 @@ class BestFirst(Search):
       num_nodes: M, number of nodes including the certain token.
       min_prob: lowest probability of a drafted prefix.
       temperature: see `growth.normalised`.
+      mass: whether the probability of a token is multiplied by that of all candidates
+        under the source, as in covering drafts.
     """
 
     num_nodes: int
     min_prob: float = 0.0
     temperature: float = 1.0
+    mass: bool = False
 
     def max_nodes(self, block_size: int, width: int) -> int:
         """M, or the number of all prefixes if it is lower."""
@@ -73,6 +76,7 @@ class BestFirst(Search):
             size,
             normalise=True,
             temperature=self.temperature,
+            mass=self.mass,
         )
         sizes = [level.tokens.shape[1] for level in levels]
         pool = sum(sizes)
@@ -124,6 +128,9 @@ class Tree(GrowingPart):
         0.0, "lowest probability of a drafted prefix", number(0, 1)
     )
     temperature: float = setting(1.0, *TEMPERATURE)
+    mass: int = setting(
+        0, "1 multiplies by the probability of all candidates, as cover does", SWITCH
+    )
     price: float | None = setting(
         None,
         "draft only while calls yield more tokens than the time of a call with drafts, "
@@ -138,7 +145,7 @@ class Tree(GrowingPart):
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BestFirst:
         """Builds the search, which always normalises scores."""
-        return BestFirst(self.nodes, self.min_prob, self.temperature)
+        return BestFirst(self.nodes, self.min_prob, self.temperature, bool(self.mass))
 
     def label(self, order: int | None = None) -> str:
         cut = f", p ≥ {self.min_prob:g}" if self.min_prob else ""

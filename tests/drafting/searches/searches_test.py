@@ -31,6 +31,7 @@ from tests.drafting.naive import (
     make_view,
     naive_steps,
     ngram_model,
+    path_to,
     random_lattice,
     random_view,
     slow_read,
@@ -111,6 +112,27 @@ def test_improbable_prefixes_are_left_out_of_a_tree(scene, min_prob, temperature
         for name in ("tokens", "parents", "depths", "ranks"):
             values = getattr(tree, name)[row, :count]
             np.testing.assert_array_equal(values, getattr(smaller, name)[row], name)
+
+
+def test_trees_may_count_the_probability_of_all_candidates():
+    """Without refiners q is then the probability of the source itself."""
+    lattice = random_lattice(3, batch=1, length=LENGTH, width=WIDTH)
+    fall = np.arange(LENGTH, dtype=np.float32)[:, None]
+    lattice = lattice.replace(log_probs=lattice.log_probs - fall)
+    paths = Paths(HeadsSource(LENGTH, WIDTH))
+    [tree] = grow_drafts(paths, random_view(lattice), BestFirst(9, mass=True))
+    summed = {(): 0.0}
+    for length in range(1, LENGTH):
+        for picks in itertools.product(range(WIDTH), repeat=length):
+            step = lattice.log_probs[0, length, picks[-1]]
+            summed[picks] = summed[picks[:-1]] + step
+    want = sorted(summed, key=lambda picks: -summed[picks])[:9]
+    tokens = {
+        tuple(int(lattice.tokens[0, at + 1, pick]) for at, pick in enumerate(picks))
+        for picks in want
+    }
+    found = {path_to(tree, 0, node)[1:] for node in range(9)}
+    assert found == tokens
 
 
 def test_repeated_and_impossible_candidates_are_left_out():
