@@ -1,7 +1,7 @@
 """The command `bpd`: `bpd decode --model=smollm2` is `python -m bpd_jax.decode …`.
 
 bpd                   # lists the commands
-bpd decode --help     # lists the flags of one
+bpd help decode       # lists the flags of one, as bpd decode --help
 """
 
 import ast
@@ -20,6 +20,8 @@ from bpd_jax.base.errors import UserError
 def main() -> None:
     """Runs the command named by the first argument, or lists all commands."""
     name, *arguments = sys.argv[1:] or ["help"]
+    if name == "help" and arguments:  # `bpd help decode`
+        name, *arguments = arguments[0], "--help"
     name = name.replace("-", "_") if not name.startswith("-") else name
     if name in (found := dict(commands())):
         sys.argv[1:] = arguments

@@ -32,6 +32,15 @@ from bpd_jax.base.settings import (
 # absl lists flags under the module that calls `define_flags`.
 flags.disclaim_key_flags()
 
+# Flags of other programs, and ours.
+_NAMES_ELSEWHERE = {
+    "max_tokens": "max_new_tokens",
+    "max_length": "max_new_tokens",
+    "n_predict": "max_new_tokens",
+    "model_path": "model",
+    "temp": "temperature",
+}
+
 # Exit status of a program whose output is no longer read, as shells define it.
 _UNREAD = 128 + signal.SIGPIPE
 # Errors of a full disk, and errors that only another path or permissions can avoid.
@@ -50,6 +59,8 @@ def rewrite_gin_arguments(arguments: Sequence[str]) -> list[str]:
     """
     rewritten = []
     for argument in arguments:
+        if argument == "-h":
+            argument = "--help"
         if argument.startswith("--gin."):
             name, _, value = argument.removeprefix("--gin.").partition("=")
             if not name or not value:
@@ -82,21 +93,27 @@ def run(main: Callable[..., None], *, positional: bool = False) -> None:
         keep_compiled()
         main(*([list(arguments[1:])] if positional else []))
 
-    def parse(arguments: list[str]) -> list[str]:
-        try:
-            return flags.FLAGS(arguments)
-        except SystemExit:  # absl prints --help and ends with status 1.
-            sys.exit(0)
-        except flags.Error as error:
-            raise UserError(f"{error}; --help lists all flags.") from error
-
     # --help lists the flags of all modules of this repository.
     for module, module_flags in flags.FLAGS.flags_by_module_dict().items():
         if module.startswith(("bpd_jax.", "experiments.", "benchmarks.")):
             for flag in module_flags:
                 flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     with exit_on_errors():
-        app.run(guarded, argv=rewrite_gin_arguments(sys.argv), flags_parser=parse)
+        app.run(guarded, argv=rewrite_gin_arguments(sys.argv), flags_parser=parse_flags)
+
+
+def parse_flags(arguments: list[str]) -> list[str]:
+    """Sets the flags; returns the arguments that are none."""
+    try:
+        return flags.FLAGS(arguments)
+    except SystemExit:  # absl prints --help and ends with status 1.
+        sys.exit(0)
+    except flags.UnrecognizedFlagError as error:
+        ours = _NAMES_ELSEWHERE.get(error.flagname, "")
+        hint = f"did you mean --{ours}" if ours in flags.FLAGS else "see --help"
+        raise UserError(f"{error}; {hint}.") from error
+    except flags.Error as error:
+        raise UserError(f"{error}; --help lists all flags.") from error
 
 
 @contextlib.contextmanager

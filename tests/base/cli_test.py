@@ -48,11 +48,21 @@ def test_invalid_flags_are_reported_in_one_sentence(argument, message, capsys):
     assert captured.out == ""
 
 
-def test_help_exits_with_status_0(capsys):
-    assert status_of(lambda: pytest.fail("main ran"), "--help") == 0
+@pytest.mark.parametrize("argument", ["--help", "-h"])
+def test_help_exits_with_status_0(argument, capsys):
+    assert status_of(lambda: pytest.fail("main ran"), argument) == 0
     captured = capsys.readouterr()
     assert captured.out
     assert captured.err == ""
+
+
+def test_the_name_of_a_flag_in_other_programs_is_known(monkeypatch, capsys):
+    values = flags.FlagValues()
+    flags.DEFINE_integer("max_new_tokens", 1, "tokens.", flag_values=values)
+    monkeypatch.setattr(flags, "FLAGS", values)
+    with pytest.raises(SystemExit), cli.exit_on_errors():
+        cli.parse_flags(["program", "--max_tokens=3"])
+    assert "did you mean --max_new_tokens." in capsys.readouterr().err
 
 
 def test_flags_for_paths_know_the_home_folder(monkeypatch):
