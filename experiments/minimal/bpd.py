@@ -1,12 +1,14 @@
 """Blockwise parallel decoding with refined drafts, from a text to the numbers.
 
-    python experiments/minimal/bpd.py                 # Python's own source code
-    python experiments/minimal/bpd.py book.txt        # about a minute on two cores
+    python experiments/minimal/bpd.py                 # Python's tables of characters
+    python experiments/minimal/bpd.py book.txt
 
 One file of plain JAX and OpenFst, to be read from top to bottom: a small transformer
-with L heads (Stern et al. 2018), a Katz bigram, the search of the p best drafts in the
-heads' lattice (Kim et al. 2024, arXiv:2404.09221), and the verification of all of them
-in one pass. The decoded text is always that of plain greedy decoding.
+with L heads (Stern et al. 2018), and both refinements of its drafts (Kim et al. 2024,
+arXiv:2404.09221): a smaller transformer that rescores one draft, and a Katz bigram with
+the search of the p best drafts in the heads' lattice, all verified in one pass. The p
+best drafts without the bigram are the control. The decoded text is always that of plain
+greedy decoding.
 
 A cache of keys and values is left out: it changes the speed, and not the numbers.
 """
@@ -25,16 +27,16 @@ import pynini
 
 L, K, P = 6, 8, 8  # heads; candidates of each head in the lattice; drafts of a pass
 WIDTH, LAYERS, ATTENTION_HEADS, HIDDEN, LENGTH = 96, 2, 4, 384, 128
-STEPS, BATCH, RATE = 500, 8, 3e-3
+STEPS, BATCH, RATE = 400, 8, 3e-3
 HEAD_WEIGHTS = np.ones(L)  # λ_h of the loss (paper, appendix C.1)
-ALPHA = 1.0  # weight of the n-gram beside the heads
+ALPHA = 1.0  # weight of a refiner beside the heads
 PROMPTS, PROMPT, NEW = 8, 32, 64  # number of prompts; characters of each; decoded ones
 
 
 # ---- The model: a pre-norm transformer, and heads on its last hidden state ----
-def init(key, vocab_size):
+def init(key, vocab_size, layers=LAYERS):
     """Random parameters; heads 2 … L begin as the language model itself."""
-    keys = iter(jax.random.split(key, 3 + 6 * LAYERS))
+    keys = iter(jax.random.split(key, 3 + 6 * layers))
     n, h = ATTENTION_HEADS, WIDTH // ATTENTION_HEADS
     shapes = {"q": (WIDTH, n, h), "k": (WIDTH, n, h), "v": (WIDTH, n, h)}
     shapes |= {"o": (n, h, WIDTH), "in": (WIDTH, HIDDEN), "out": (HIDDEN, WIDTH)}
@@ -45,7 +47,7 @@ def init(key, vocab_size):
     return {
         "embedding": normal(vocab_size, WIDTH),
         "position": normal(LENGTH, WIDTH) / 4,
-        "layers": [{k: normal(*x) for k, x in shapes.items()} for _ in range(LAYERS)],
+        "layers": [{k: normal(*x) for k, x in shapes.items()} for _ in range(layers)],
         "head_in": normal(L - 1, WIDTH, WIDTH),
         "head_out": jnp.zeros((L - 1, WIDTH, WIDTH)),
     }
@@ -84,20 +86,20 @@ def head_log_probs(params, hidden):
 
 
 # ---- Training: one loss per head, added up ----
-def loss(params, rows):
+def loss(params, rows, weights):
     """Σ λ_h · cross-entropy of head h, which predicts the token h positions ahead."""
     log_probs, total = head_log_probs(params, trunk(params, rows)), 0.0
     for head in range(L):
         targets = rows[:, head + 1 :, None]
         at = log_probs[:, : targets.shape[1], head]
-        total -= HEAD_WEIGHTS[head] * jnp.take_along_axis(at, targets, axis=-1).mean()
+        total -= weights[head] * jnp.take_along_axis(at, targets, axis=-1).mean()
     return total
 
 
 @jax.jit
-def train_step(params, moments, rows, step):
+def train_step(params, moments, rows, weights, step):
     """One step of Adam, with warm-up and a linear decay."""
-    value, gradients = jax.value_and_grad(loss)(params, rows)
+    value, gradients = jax.value_and_grad(loss)(params, rows, weights)
     rate = RATE * jnp.minimum((step + 1) / 50, 1 - step / (STEPS + 1))
     m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], gradients)
     v = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g**2, moments[1], gradients)
@@ -106,17 +108,18 @@ def train_step(params, moments, rows, step):
     return new, (m, v), value
 
 
-def train(tokens, vocab_size, steps=STEPS):
+def train(tokens, vocab_size, steps=STEPS, layers=LAYERS, weights=HEAD_WEIGHTS):
     """Parameters after `steps` steps on random windows of the text."""
     rng = np.random.default_rng(0)
-    params = init(jax.random.key(0), vocab_size)
+    params = init(jax.random.key(0), vocab_size, layers)
     moments = (jax.tree.map(jnp.zeros_like, params),) * 2
     for step in range(steps):
         begins = rng.integers(len(tokens) - LENGTH, size=(BATCH, 1))
         rows = tokens[begins + np.arange(LENGTH)]
-        params, moments, value = train_step(params, moments, rows, step)
+        params, moments, value = train_step(params, moments, rows, weights, step)
         if step % 100 == 0 or step == steps - 1:
-            print(f"step {step:4}  loss per head {value / L:.3f} nats", flush=True)
+            mean = value / weights.sum()
+            print(f"step {step:4}  loss per head {mean:.3f} nats", flush=True)
     return params
 
 
@@ -144,7 +147,11 @@ def katz(tokens, vocab_size):
 
 
 def automaton(unigram, bigram, backoff, vocab_size):
-    """State 0 has no history, state v + 1 the history v; labels are tokens plus one."""
+    """State 0 has no history, state v + 1 the history v; labels are tokens plus one.
+
+    Back-off is an arc without a label, as in the paper. A path may take it although the
+    bigram is there: the score of a draft is the better one, an upper bound of Katz's.
+    """
     fst = pynini.Fst()
     fst.add_states(vocab_size + 1)
     arcs = [(0, *entry) for entry in unigram.items()]
@@ -163,7 +170,8 @@ def best_drafts(log_probs, certain, ngram, count):
     """The best paths `[count, L]` of the lattice of the heads' K best tokens.
 
     `log_probs` `[L - 1, V]` are those of heads 2 … L. Every draft begins with the
-    `certain` token of head 1, which the model itself has written.
+    `certain` token of head 1, which the model itself has written. Without an n-gram the
+    scores are those of the heads ("0-gram").
     """
     lattice = pynini.Fst()
     lattice.add_states(L)
@@ -173,9 +181,11 @@ def best_drafts(log_probs, certain, ngram, count):
         for w in np.argsort(-row, kind="stable")[:K].tolist():
             cost = -float(row[w])
             lattice.add_arc(position, pynini.Arc(w + 1, w + 1, cost, position + 1))
-    ngram.set_start(certain + 1)
-    # Each path of the product has one of the lattice's drafts, with both costs added.
-    paths = pynini.rmepsilon(pynini.compose(lattice, ngram))
+    paths = lattice
+    if ngram is not None:
+        ngram.set_start(certain + 1)
+        # Each path of the product has one of the lattice's drafts, and both costs.
+        paths = pynini.rmepsilon(pynini.compose(lattice, ngram))
     best = pynini.shortestpath(paths, nshortest=count, unique=True).paths()
     drafts = []
     while not best.done():
@@ -183,6 +193,22 @@ def best_drafts(log_probs, certain, ngram, count):
         drafts.append((float(best.weight()), [certain, *labels]))
         best.next()
     return np.array([draft for _, draft in sorted(drafts)])
+
+
+def rescored(params, text, log_probs, certain):
+    """One draft `[1, L]` by Algorithm 2: the best of the heads' K tokens, one by one.
+
+    z_j[S_j] += α r_j[S_j], where the small model `params` reads the draft so far.
+    """
+    draft = [certain]
+    for row in log_probs:
+        kept = np.argsort(-row, kind="stable")[:K]
+        so_far = [*text, *draft]
+        rows = np.pad(so_far, (0, LENGTH - len(so_far)))[None]
+        logits = run(params, rows)[0][0, len(so_far) - 1] @ params["embedding"].T
+        scores = row + ALPHA * np.asarray(jax.nn.log_softmax(logits))
+        draft.append(int(kept[scores[kept].argmax()]))
+    return np.array([draft])
 
 
 # ---- Decoding: draft, verify in one batched pass, accept ----
@@ -196,13 +222,14 @@ def run(params, rows):
 def decode(params, prompt, draft, new=NEW):
     """`new` tokens, and the number of serial calls; reading the prompt is not one.
 
-    `draft` returns drafts `[p, n]` for the log-probabilities `[L, V]` of the heads.
+    `draft` returns drafts `[p, n]` for the log-probabilities `[L, V]` of the heads and
+    the text so far.
     """
     text, calls = list(prompt), 0
     rows = np.pad(prompt, (0, LENGTH - len(prompt)))[None]
     state = run(params, rows)[0][0, len(text) - 1]
     while len(text) < len(prompt) + new:
-        drafts = draft(np.asarray(head_log_probs(params, state)))
+        drafts = draft(np.asarray(head_log_probs(params, state)), text)
         count, length = drafts.shape
         rows = np.zeros((count, LENGTH), int)
         rows[:, : len(text)] = text
@@ -225,25 +252,39 @@ def main(text, steps=STEPS):
     vocabulary = {w: token for token, w in enumerate(sorted(set(text[:split])))}
     tokens = np.array([vocabulary[w] for w in text[:split]])
     held_out = [vocabulary[w] for w in text[split:] if w in vocabulary]
-    params = train(tokens, len(vocabulary), steps)
-    ngram = automaton(*katz(tokens, len(vocabulary)), len(vocabulary))
+    size = len(vocabulary)
+    print(f"Training: {LAYERS} layers with {L} heads, then a rescorer of one layer.")
+    params = train(tokens, size, steps)
+    small = train(tokens, size, steps, layers=1, weights=np.eye(L)[0])
+    ngram = automaton(*katz(tokens, size), size)
+
+    def several(grams):
+        return lambda x, text: best_drafts(x[1:], int(x[0].argmax()), grams, P)
+
     methods = {
-        "plain": lambda x: x[:1].argmax(1)[None],
-        "1-best (BPD)": lambda x: x.argmax(1)[None],
-        f"{P}-best, bigram": lambda x: best_drafts(x[1:], int(x[0].argmax()), ngram, P),
+        "plain": lambda x, text: x[:1].argmax(1)[None],
+        "one draft (BPD)": lambda x, text: x.argmax(1)[None],
+        "one, rescored by the small model": lambda x, text: rescored(
+            small, text, x[1:], int(x[0].argmax())
+        ),
+        f"{P} best, unrefined (0-gram)": several(None),
+        f"{P} best, refined by the bigram": several(ngram),
     }
     plain = None
     begins = np.linspace(0, len(held_out) - PROMPT, PROMPTS).astype(int)
     prompts = [held_out[begin : begin + PROMPT] for begin in begins]
+    print(f"Tokens per serial call, {PROMPTS} held-out prompts, {NEW} tokens each:")
     for name, draft in methods.items():
         texts, calls = zip(*(decode(params, x, draft) for x in prompts), strict=True)
         plain = plain or texts
         assert texts == plain
-        print(f"{name:<15} {PROMPTS * NEW / sum(calls):.2f} tokens per serial call")
-    print("".join(list(vocabulary)[token] for token in [*prompts[0], *plain[0]]))
+        print(f"  {name:<33} {PROMPTS * NEW / sum(calls):.2f}")
+    names = list(vocabulary)
+    for label, part in (("Prompt", prompts[0]), ("All methods write", plain[0])):
+        print(f"{label}: {''.join(names[token] for token in part)!r}")
 
 
 if __name__ == "__main__":
-    library = sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
-    files = map(pathlib.Path, sys.argv[1:] or library)
+    library = pathlib.Path(sysconfig.get_path("stdlib")) / "encodings"
+    files = map(pathlib.Path, sys.argv[1:] or sorted(library.glob("cp*.py")))
     main("".join(file.read_text(encoding="utf-8") for file in files))

@@ -12,9 +12,9 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.engines.fst import FstEngine
 from bpd_jax.drafting.lattice import Lattice
+from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.model import Model
-from bpd_jax.models.parameters import parameter_shapes
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
@@ -110,9 +110,9 @@ def test_tokens_and_calls_are_the_librarys(model, ngrams):
     # The example has no end of text: the library decodes as many tokens.
     options = DecodeOptions(max_new_tokens=16)
     methods = {
-        GREEDY: lambda x: x[:1].argmax(1)[None],
-        parse_method("bpd"): lambda x: x.argmax(1)[None],
-        parse_method(f"ngram_fst:{bpd.P}"): lambda x: bpd.best_drafts(
+        GREEDY: lambda x, text: x[:1].argmax(1)[None],
+        parse_method("bpd"): lambda x, text: x.argmax(1)[None],
+        parse_method(f"ngram_fst:{bpd.P}"): lambda x, text: bpd.best_drafts(
             x[1:], int(x[0].argmax()), automaton, bpd.P
         ),
     }
@@ -130,4 +130,6 @@ def test_the_example_prints_the_block_efficiencies(capsys, monkeypatch):
     monkeypatch.setattr(bpd.decode, "__defaults__", (8,))
     monkeypatch.setattr(bpd, "NEW", 8)
     bpd.main(TEXT * 3, steps=2)
-    assert "plain           1.00 tokens per serial call" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "  plain                             1.00\n" in printed
+    assert "unrefined (0-gram)" in printed

@@ -91,3 +91,24 @@ def test_weight_decreases_with_bpds_efficiency():
     assert small.holds is None  # three tasks cannot tell
     assert "over 3 tasks: −1.00 (p = 0.3" in small.evidence
     assert flattery.holds is True
+
+
+def test_searches_are_compared_with_themselves_under_their_own_weight():
+    """The tree's best weight on tuning texts is 0.25, that of one draft would be 1."""
+    records = [
+        drafts("squad", name, calls, part, example)
+        for name, (tune, report) in {
+            "zero_gram:16:search=best": (5, 5),
+            "ngram:16:search=best:alpha=0.25@own": (2, 4),
+            "ngram:16:search=best:alpha=1@own": (10, 10),
+            "ngram:1:alpha=0.25@own": (10, 10),
+            "ngram:1:alpha=1@own": (2, 2),
+        }.items()
+        for part, calls in (("tune", tune), ("report", report))
+        for example in range(2)
+    ]
+    *_, table = build_exhibit(records, ("squad",)).tables
+    [(label, values)] = values_of(table).items()
+    assert table.name == "table8_searches"
+    assert label == "ngram:16:search=best@own"
+    assert values == pytest.approx([2, 0.2, 0.25, 2.5, 0.25, 25])
