@@ -31,7 +31,7 @@ _PACKAGE = pathlib.Path(__file__).resolve().parent.parent
 _ROOT = _PACKAGE if (_PACKAGE / "gin_configs").is_dir() else _PACKAGE.parent
 _COMMAND_LINE = "the command line"
 # What gin raises for malformed statements, unknown names and failed imports.
-_FAULTS = (SyntaxError, ValueError, KeyError, ImportError, RecursionError)
+_FAULTS = (SyntaxError, ValueError, TypeError, KeyError, ImportError, RecursionError)
 
 _GIN_FILE = cli.DEFINE_path(
     "gin_file", [], "Configuration file; later ones override earlier ones."
@@ -290,6 +290,13 @@ def _build(kind: type[T]) -> T:
         name = ".".join(missing.groups())
         raise UserError(
             f"{name} has no value: no file sets it; add --gin.{name}=VALUE."
+        ) from None
+    except ValueError as error:
+        wrong = re.match("The constructor for singleton '(.*)' is not call", str(error))
+        if wrong is None:
+            raise
+        raise UserError(
+            f"{wrong[1]}/singleton.constructor must be a class, such as @TextTask."
         ) from None
 
 

@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from typing import Annotated, TypeAlias
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.settings import Count, Path, Validated, choice, configurable
+from bpd_jax.base.settings import (
+    Count,
+    Path,
+    Validated,
+    check_value,
+    choice,
+    configurable,
+    instance,
+)
 from bpd_jax.data.text_task import (
     GENERATIONS,
     SPLITS,
@@ -247,6 +255,7 @@ def vocabulary_size(task: DataTask) -> int:
     """
     from bpd_jax.data import generations, tokenizer
 
+    check_value("vocabulary_size.task", task, instance(TextTask, ExampleTask))
     if isinstance(task, TextTask) and task.corpus == GENERATIONS:
         return int(generations.read_header(task.text_files or "")["vocab_size"])
     if task.trained_size is not None:

@@ -97,7 +97,7 @@ def trained_size(vocabulary: str) -> int | None:
     """
     if not vocabulary.startswith("bpe:"):
         return None
-    number = re.fullmatch(r"bpe:(\d+)", vocabulary)
+    number = re.fullmatch(r"bpe:(\d{1,18})", vocabulary)
     if number is None or int(number[1]) < SMALLEST_VOCABULARY:
         raise UserError(
             f"vocabulary {vocabulary!r} is not bpe:N with an integer N of at least "

@@ -122,12 +122,16 @@ def _values(
 
 
 def _typed(text: str) -> Any:
-    """Converts the text of a setting to a number if it is one."""
+    """Converts the text of a setting to a number if it is one.
+
+    Integers beyond those that a float holds exactly are weights, which are floats.
+    """
     for kind in (int, float):
         try:
-            return kind(text)
+            value = kind(text)
         except ValueError:
             continue
+        return value if abs(value) < 2**53 else float(text)
     return text
 
 

@@ -248,8 +248,16 @@ class GrowingPart(SearchPart):
 
 
 def short_text(value: Any) -> str:
-    """The text of a setting in a method; floats have no trailing zeros."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """The text of a setting in a method, from which the same value is read.
+
+    A plus would begin a refiner.
+
+    >>> [short_text(value) for value in (0.5, 2.0, 1e20, 0.1234567)]
+    ['0.5', '2', '1e20', '0.1234567']
+    """
+    if not isinstance(value, float):
+        return str(value)
+    return float.__repr__(value).removesuffix(".0").replace("e+", "e")
 
 
 _PARTS: dict[str, type[Part]] = {}

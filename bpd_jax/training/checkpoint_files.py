@@ -16,6 +16,7 @@ import logging
 import os
 import pathlib
 import re
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -101,8 +102,22 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
 
 @functools.cache
 def _quiet_saves() -> None:
-    """Suppresses Orbax's tracebacks, in every thread, of errors that it then raises."""
+    """Suppresses Orbax's tracebacks, in every thread, of errors that it then raises.
+
+    Of the arrays that cannot be written, it raises the error of one. Those of the
+    others are logged by asyncio, or find its loop closed.
+    """
     logging.getLogger("absl").addFilter(lambda line: "orbax" not in line.pathname)
+    logging.getLogger("asyncio").addFilter(
+        lambda line: "exception was never retrieved" not in line.getMessage()
+    )
+    report = sys.unraisablehook
+
+    def filtered(unraisable: "sys.UnraisableHookArgs") -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            report(unraisable)
+
+    sys.unraisablehook = filtered
 
 
 def read_item(

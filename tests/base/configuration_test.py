@@ -143,6 +143,11 @@ def test_invalid_files_are_reported_in_one_sentence(write, text, message):
         ("STEPS = " + "x" * 5000, r"--gin.STEPS=x+ … x+: x+ … x+ is not a gin value"),
         ("BlockwiseConfig.heads = 5", r"heads must be @BlockHeadsConfig\(\)"),
         ("STEPS = %STEPS", "cycle of macros"),
+        ("STEPS = {[]: 1}", r"--gin.STEPS=\{\[\]: 1\}: unhashable type: 'list'"),
+        ("TextTask.vocabulary = 'bpe:" + "9" * 5000 + "'", r"is not bpe:N"),
+        ("vocabulary_size.task = 5", r"vocabulary_size.task must be @TextTask\(\) or"),
+        ("TASK = @TextTask", r"task must be @TextTask\(\) or @ExampleTask\(\), not"),
+        ("TASK = @a/singleton()", r"singleton.constructor has no value: no file"),
         ("STEPS = -1", r"TrainConfig.steps must be a positive integer, not -1"),
     ],
 )
@@ -151,6 +156,12 @@ def test_invalid_bindings_are_reported_in_one_sentence(write, binding, message):
         parse([write(RUN)], [binding], TrainConfig)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 1000
+
+
+def test_a_singleton_of_no_class_is_refused(write):
+    bindings = ["a/singleton.constructor = 5", "TASK = @a/singleton()"]
+    with pytest.raises(UserError, match=r"a/singleton.constructor must be a class"):
+        parse([write(RUN)], bindings, TrainConfig)
 
 
 def test_a_macro_without_effect_is_an_error_on_the_command_line_only(write):

@@ -96,6 +96,16 @@ def test_settings_of_compositions_are_changed_as_those_of_aliases():
     assert lookup.name == "block/tree:8+lookup:8:match=2"
 
 
+@pytest.mark.parametrize(
+    "value", ["99999999999999999999", "0.12345678", "1e-9", "1000000.0", "2.0"]
+)
+def test_numbers_survive_in_the_text_of_a_method(value):
+    method = parse_method(f"neural_ngram:beta={value}")
+    again = parse_method(method.composed)
+    assert again == method
+    assert float(value) in [part.alpha for part in again.refiners]
+
+
 def test_parts_compose():
     method = parse_method("heads+markov+ngram:alpha=0.5/tree:32+lookup:8")
     assert (method.count, method.counts) == (32, "nodes")

@@ -195,11 +195,10 @@ def small_files():
 
 # Here too, Orbax leaves a thread behind.
 @pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning",
     "ignore::pytest.PytestUnhandledThreadExceptionWarning",
 )
 def test_full_disk_keeps_the_last_complete_checkpoint(
-    states, model, one_device, tmp_path
+    states, model, one_device, tmp_path, caplog
 ):
     message = "File too large; the newest .* is that of step 1: free space"
 
@@ -214,6 +213,7 @@ def test_full_disk_keeps_the_last_complete_checkpoint(
     with pytest.raises(UserError, match=message) as error:
         run()
     assert "\n" not in str(error.value)
+    assert not caplog.records  # Nor are there tracebacks beside the sentence.
     abstract = abstract_state(model, OPTIMIZER, one_device)
     with Checkpoints(tmp_path) as checkpoints:
         assert_equal(checkpoints.restore(abstract), states[3])
