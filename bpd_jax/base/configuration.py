@@ -177,7 +177,7 @@ class _Reader:
         if name in outer:
             raise UserError(f"{location} includes {name}, which includes itself.")
         try:
-            text = path.read_text("utf-8")
+            text = path.read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read {name}: {error}.") from error
         first = len(self.settings)

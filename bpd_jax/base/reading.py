@@ -5,6 +5,7 @@ on an array, whose faults raise an `OSError` or a `ValueError`; the caller adds 
 of the file and the remedy.
 """
 
+import codecs
 import contextlib
 import dataclasses
 import io
@@ -37,12 +38,17 @@ def parse_json(text: str | bytes) -> Any:
     """
     try:
         if isinstance(text, bytes):
-            text = text.decode("utf-8")
+            text = without_mark(text).decode("utf-8")
         return json.loads(
             text, parse_constant=_finite, parse_float=_finite, parse_int=_integer
         )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def without_mark(text: bytes) -> bytes:
+    """A text without the byte order mark with which some programs begin UTF-8."""
+    return text.removeprefix(codecs.BOM_UTF8)
 
 
 def _finite(text: str) -> float:

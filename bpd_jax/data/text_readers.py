@@ -1,6 +1,5 @@
 """Reads text files, JSON Lines and prompts, with errors that name the file and line."""
 
-import codecs
 import gzip
 import json
 import os
@@ -123,11 +122,10 @@ def _check_texts(values: Any, field: str, location: str, empty: bool) -> None:
 
 def _decode(data: bytes, path: Path, offset: int) -> str:
     """Decodes bytes that start at `offset` of the file."""
-    if offset == 0 and data.startswith(codecs.BOM_UTF8):
-        data = data[len(codecs.BOM_UTF8) :]
-        offset = len(codecs.BOM_UTF8)
+    text = reading.without_mark(data) if offset == 0 else data
+    offset += len(data) - len(text)
     try:
-        return data.decode("utf-8")
+        return text.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path} is not UTF-8 text (byte offset {offset + error.start}): convert "

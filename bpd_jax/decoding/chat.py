@@ -29,6 +29,7 @@ def render_chat(
     add_generation_prompt: bool = True,
     bos_token: str = "",
     eos_token: str = "",
+    special_texts: Mapping[str, str | list[str]] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
     """Renders a conversation in the format that the model was trained on.
@@ -42,6 +43,7 @@ def render_chat(
       add_generation_prompt: whether the text ends with the beginning of an answer.
       bos_token: name of the begin-of-text token.
       eos_token: name of the end-of-text token.
+      special_texts: texts of further special tokens by their names.
       variables: further variables of the template, such as `enable_thinking`.
     """
     with _one_sentence():
@@ -49,6 +51,7 @@ def render_chat(
             {
                 "tools": None,
                 "documents": None,
+                **(special_texts or {}),
                 **(variables or {}),
                 "messages": [dict(message) for message in messages],
                 "add_generation_prompt": add_generation_prompt,

@@ -53,12 +53,18 @@ class Chat:
         other texts do not begin with it.
       end_of_text: text of the end-of-text token.
       variables: further variables of the template, such as `enable_thinking`.
+      tool_template: the template of conversations with tools, if it is another one.
+      special_texts: texts of special tokens by their names.
     """
 
     template: str
     begin_of_text: str = ""
     end_of_text: str = ""
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tool_template: str | None = None
+    special_texts: Mapping[str, str | list[str]] = dataclasses.field(
+        default_factory=dict
+    )
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "Chat | None":
@@ -66,7 +72,26 @@ class Chat:
         if checkpoint.chat_template is None:
             return None
         end = checkpoint.tokenizer.id_to_token(checkpoint.end_tokens[0]) or ""
-        return cls(checkpoint.chat_template, checkpoint.begin_text, end)
+        return cls(
+            checkpoint.chat_template,
+            checkpoint.begin_text,
+            end,
+            tool_template=checkpoint.tool_template,
+            special_texts=checkpoint.special_texts,
+        )
+
+    def with_variables(self, variables: Mapping[str, Any]) -> "Chat":
+        """The template with further variables, which must be among its own."""
+        known = {**self.variables, **variables}
+        changed = dataclasses.replace(self, variables=known)
+        check_variables(changed._chosen, variables)
+        return changed
+
+    @property
+    def _chosen(self) -> str:
+        """The template of conversations with these variables."""
+        tools = self.variables.get("tools") is not None
+        return (self.tool_template if tools else None) or self.template
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True
@@ -78,11 +103,12 @@ class Chat:
           answer: whether to append the beginning of the model's answer.
         """
         return render_chat(
-            self.template,
+            self._chosen,
             messages,
             add_generation_prompt=answer,
             bos_token=self.begin_of_text,
             eos_token=self.end_of_text,
+            special_texts=self.special_texts,
             variables=self.variables,
         )
 
@@ -272,11 +298,7 @@ class LanguageModel:
                 f"{self.name} has no chat template: leave out its variables "
                 f"({', '.join(map(str, variables))})."
             )
-        check_variables(self.chat.template, variables)
-        known = {**self.chat.variables, **variables}
-        return dataclasses.replace(
-            self, chat=dataclasses.replace(self.chat, variables=known)
-        )
+        return dataclasses.replace(self, chat=self.chat.with_variables(variables))
 
     def without_chat(self) -> "LanguageModel":
         """Returns the model without its chat template."""

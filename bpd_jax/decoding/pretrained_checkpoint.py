@@ -104,6 +104,8 @@ class Checkpoint:
         texts do not start with it; empty if there is none.
       end_tokens: ids that end a text; the first one is written.
       generation: options of decoding that come with the model.
+      tool_template: the template of conversations with tools, if it is another one.
+      special_texts: texts of special tokens by their names, which templates may write.
     """
 
     config: TransformerConfig
@@ -115,6 +117,10 @@ class Checkpoint:
     begin_text: str
     end_tokens: tuple[int, ...]
     generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tool_template: str | None = None
+    special_texts: Mapping[str, str | list[str]] = dataclasses.field(
+        default_factory=dict
+    )
 
 
 def other_formats() -> types.ModuleType:

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 from bpd_jax.base.errors import UserError, naming
 from bpd_jax.formats.drafter_layout import CONFIDENCE, TYPE
 from bpd_jax.formats.hf_config import activation_of
-from bpd_jax.formats.hf_rotary import rotary_config
+from bpd_jax.formats.hf_rotary import FULL, WINDOWED, rope_parameters, rotary_config
 from bpd_jax.formats.json_files import Fields
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 
@@ -161,11 +161,10 @@ def layer_sizes(fields: Fields, layers: Fields) -> dict[str, Any]:
         for part in (fields, layers):
             if part.values.get(name) not in (None, usual):
                 unsupported(fields, f"{name} = {part.values[name]!r}")
-    rotary, _ = rotary_config(layers)
-    scaling = {
-        **layers.fields("rope_parameters").values,
-        **layers.fields("rope_scaling").values,
-    }
+    # If kinds of layers have different positions: those of the kind that all are of.
+    which = WINDOWED if _slides(fields, layers) else FULL
+    rotary, _ = rotary_config(layers, which)
+    scaling = rope_parameters(layers, which).values
     if "dynamic" in (scaling.get("rope_type"), scaling.get("type")):
         unsupported(fields, "rotary positions that depend on the length of the text")
     if rotary.fraction != 1:
@@ -209,7 +208,7 @@ def _moving_window(fields: Fields, layers: Fields) -> dict[str, Any]:
 
 
 def _slides(fields: Fields, layers: Fields) -> bool:
-    kinds = {kind == "sliding_attention" for kind in layers.items("layer_types")}
+    kinds = {kind == WINDOWED for kind in layers.items("layer_types")}
     if len(kinds) > 1:
         unsupported(fields, "a sliding window in some of its layers only")
     return True in kinds

@@ -10,8 +10,11 @@ from bpd_jax.models.rotary import RotaryConfig
 # Positions are int32.
 _LAST_POSITION = 2**31 - 1
 
-# The key of layers without a sliding window, where layers differ.
-_FULL, _WINDOWED = "full_attention", "sliding_attention"
+# Kinds of layers: without a sliding window, and with one.
+FULL, WINDOWED = "full_attention", "sliding_attention"
+
+# Types of rotary positions by the names that the first files have (Phi-3).
+_OLDER_NAMES = {"su": "longrope"}
 
 
 def window_rotary_config(fields: Fields) -> RotaryConfig:
@@ -19,7 +22,7 @@ def window_rotary_config(fields: Fields) -> RotaryConfig:
 
     Older files have their base as `rope_local_base_freq`.
     """
-    own = fields.fields("rope_parameters").fields(_WINDOWED).values
+    own = fields.fields("rope_parameters").fields(WINDOWED).values
     base = fields.number("rope_local_base_freq", 10000.0)
     plain = {
         "max_position_embeddings": fields.integer("max_position_embeddings"),
@@ -28,23 +31,33 @@ def window_rotary_config(fields: Fields) -> RotaryConfig:
     return rotary_config(Fields(plain, fields.source))[0]
 
 
-def rotary_config(fields: Fields) -> tuple[RotaryConfig, int]:
-    """Reads rotary positions, and the length of the longest text.
+def rope_parameters(fields: Fields, layers: str = FULL) -> Fields:
+    """The settings of rotary positions, of one kind of layers where kinds differ.
 
-    Older files have `rope_theta` and `rope_scaling`, newer ones all in
-    `rope_parameters`. Where layers differ, they are those of layers without a sliding
-    window.
+    Older files have them in `rope_scaling`, newer ones in `rope_parameters`.
     """
     name = "rope_scaling" if "rope_scaling" in fields else "rope_parameters"
     scaling = fields.fields(name)
-    if _FULL in scaling:
-        scaling = scaling.fields(_FULL)
+    if layers in scaling:
+        scaling = scaling.fields(layers)
     if any(isinstance(value, dict) for value in scaling.values.values()):
         raise UserError(
             f"{scaling.source} differs between layers, which is not supported."
         )
+    return scaling
+
+
+def rotary_config(fields: Fields, layers: str = FULL) -> tuple[RotaryConfig, int]:
+    """Reads rotary positions of one kind of layers, and the length of the longest text.
+
+    Older files have `rope_theta` beside the other settings.
+    """
+    scaling = rope_parameters(fields, layers)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
+    kind = _OLDER_NAMES.get(kind, kind)
     limit = fields.integer("max_position_embeddings")
+    if limit < 1:
+        raise UserError(f"max_position_embeddings in {fields.source} must be above 0.")
     # Vicuna states the scaling of its positions in this way.
     longest = max(limit, fields.integer("max_sequence_length", limit))
     original = fields.integer(

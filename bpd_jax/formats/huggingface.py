@@ -3,12 +3,13 @@
 import dataclasses
 import os
 import pathlib
+import re
+from collections.abc import Mapping
 
 import numpy as np
 import tokenizers
 
-from bpd_jax.base.errors import UserError, library_errors, warn
-from bpd_jax.data.text_readers import read_text
+from bpd_jax.base.errors import UserError, warn
 from bpd_jax.decoding.pretrained_checkpoint import Checkpoint, Origin, Path
 from bpd_jax.formats.generation_settings import generation_settings
 from bpd_jax.formats.hf_config import (
@@ -16,6 +17,14 @@ from bpd_jax.formats.hf_config import (
     text_model,
     transformer_config,
     variant_of,
+)
+from bpd_jax.formats.hf_tokenizer import (
+    begin_of_text,
+    chat_templates,
+    read_tokenizer,
+    special_texts,
+    special_token,
+    tokenizer_settings,
 )
 from bpd_jax.formats.json_files import Fields
 from bpd_jax.formats.safetensors_files import SafetensorsFiles, open_checkpoint
@@ -37,11 +46,9 @@ def open_folder(folder: str | os.PathLike[str]) -> Checkpoint:
     fields = text_model(Fields.read(folder / "config.json"))
     config = transformer_config(fields)
     tensors = open_checkpoint(folder)
-    tokenizer = _read_tokenizer(folder)
-    older = Fields.read(folder / "special_tokens_map.json", optional=True)
-    newer = Fields.read(folder / "tokenizer_config.json", optional=True)
-    settings = Fields({**older.values, **newer.values}, newer.source)
-    begin = _begin_of_text(settings, tokenizer)
+    settings = tokenizer_settings(folder)
+    tokenizer = read_tokenizer(folder, settings)
+    begin = begin_of_text(settings, tokenizer)
     generation = Fields.read(folder / "generation_config.json", optional=True)
     ends = _end_tokens(folder, [generation, fields], settings, tokenizer)
     for token in (*ends, *([] if begin is None else [begin])):
@@ -51,14 +58,17 @@ def open_folder(folder: str | os.PathLike[str]) -> Checkpoint:
                 f"has only {config.vocab_size} tokens."
             )
     config, layout = _layout(config, fields, tensors)
+    templates, texts = chat_templates(folder, settings), special_texts(settings)
     return Checkpoint(
         config=config,
         layout=layout,
         tensors=tensors,
         tokenizer=tokenizer,
-        chat_template=_chat_template(folder, settings),
+        chat_template=templates.get("default"),
+        tool_template=templates.get("tool_use"),
         begin_of_text=begin,
-        begin_text=_special_text(settings, "bos_token"),
+        begin_text=str(texts.get("bos_token", "")),
+        special_texts=texts,
         end_tokens=ends,
         generation=generation_settings(generation, config.vocab_size),
     )
@@ -108,65 +118,47 @@ def _layout(
         origin = layout["embedding",]
         layout["embedding",] = dataclasses.replace(origin, name=SOFTMAX)
     tensors.check(layout)
+    _check_unused(tensors, fields, prefix, layout)
     return config, layout
 
 
-def _read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise UserError(
-            f"{folder} has no tokenizer.json, and older files (tokenizer.model, "
-            "vocab.json) are not read: load and save its tokenizer with transformers."
-        )
-    text = read_text(path)
-    with library_errors(f"{path} is not a tokenizer.json"):
-        tokenizer = tokenizers.Tokenizer.from_str(text)
-        # Padding to a fixed length could take any amount of memory.
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-    return tokenizer
+# Tensors that transformers neither uses: tables of positions, masks of GPT-2.
+_NO_PARAMETERS = re.compile(r".*rotary_emb\.inv_freq|.*\battn\.(masked_)?bias")
+# Heads that Medusa adds to a model; `import_heads` reads them.
+_OTHER_HEADS = ("medusa_head.", "medusa_heads.")
 
 
-def _special_text(settings: Fields, name: str) -> str:
-    """The text of `bos_token` or `eos_token`, stored as a string or in an object."""
-    value = settings.values.get(name)
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else ""
+def _check_unused(
+    tensors: SafetensorsFiles,
+    fields: Fields,
+    prefix: str,
+    layout: Mapping[Path, Origin],
+) -> None:
+    """Refuses tensors of the model that its configuration leaves out.
 
-
-def _special_token(
-    settings: Fields, name: str, tokenizer: tokenizers.Tokenizer
-) -> int | None:
-    text = _special_text(settings, name)
-    return tokenizer.token_to_id(text) if text else None
-
-
-def _begin_of_text(settings: Fields, tokenizer: tokenizers.Tokenizer) -> int | None:
-    """The token that every text begins with; None if there is none.
-
-    As in transformers 5, it is the one that the post-processor of tokenizer.json adds;
-    `add_bos_token` in the settings takes precedence.
+    Without biases, norms or layers that it was trained with, it would write other
+    texts. Of models that also read images, only the part for texts is checked.
     """
-    with library_errors("the tokenizer cannot encode a text"):
-        whole, bare = (
-            tokenizer.encode("a", add_special_tokens=added).ids
-            for added in (True, False)
-        )
-    begin = _special_token(settings, "bos_token", tokenizer)
-    count = int(whole[:1] == [begin])
-    if bare:
-        starts = (n for n in range(len(whole)) if whole[n : n + len(bare)] == bare)
-        count = next(starts, 0)
-    if count > 1:
-        raise UserError(
-            f"{settings.source}: texts begin with {count} special tokens, which is not "
-            "supported: its tokenizer.json may add one."
-        )
-    added = whole[0] if count else None
-    if not settings.flag("add_bos_token", count > 0):
-        return None
-    return begin if added is None else added
+    used = {
+        part.name for stacked in layout.values() for part in stacked.parts or [stacked]
+    }
+    unused = sorted(
+        name
+        for name in tensors.names - used - {SOFTMAX}
+        if not _NO_PARAMETERS.fullmatch(name)
+        and not name.startswith(_OTHER_HEADS)
+        and (prefix not in _WITH_IMAGES or name.startswith(prefix))
+    )
+    if not unused:
+        return
+    others = f" and {len(unused) - 1} others" if len(unused) > 1 else ""
+    remedy = "give it the config.json that it was saved with"
+    if "lora_" in unused[0]:
+        remedy = "merge its adapters into the weights (merge_and_unload of peft)"
+    raise UserError(
+        f"{fields.source} leaves out the tensor {unused[0]}{others}, without which the "
+        f"model would write other texts: {remedy}."
+    )
 
 
 def _end_tokens(
@@ -176,7 +168,7 @@ def _end_tokens(
     tokenizer: tokenizers.Tokenizer,
 ) -> tuple[int, ...]:
     """The tokenizer's end token, and the end tokens of the model's configuration."""
-    end_of_text = _special_token(settings, "eos_token", tokenizer)
+    end_of_text = special_token(settings, "eos_token", tokenizer)
     tokens = [] if end_of_text is None else [end_of_text]
     for source in sources:
         for token in source.items("eos_token_id"):
@@ -190,20 +182,3 @@ def _end_tokens(
             f"{folder} has no end-of-text token: set eos_token_id in its config.json."
         )
     return tuple(dict.fromkeys(tokens))
-
-
-def _chat_template(folder: pathlib.Path, settings: Fields) -> str | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return read_text(path)
-    templates = settings.items("chat_template")
-    named = {
-        str(template.get("name")): template.get("template")
-        for template in templates
-        if isinstance(template, dict)
-    }
-    [only] = templates if len(templates) == 1 else [None]
-    chosen = named.get("default", next(iter(named.values()))) if named else only
-    if chosen is not None and not isinstance(chosen, str):
-        raise UserError(f"chat_template in {settings.source} must be a string.")
-    return chosen

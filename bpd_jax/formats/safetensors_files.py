@@ -26,15 +26,30 @@ class SafetensorsFiles:
     """The tensors of several files of one folder, by name."""
 
     def __init__(
-        self, folder: str | os.PathLike[str], paths: Iterable[pathlib.Path]
+        self,
+        folder: str | os.PathLike[str],
+        paths: Iterable[pathlib.Path],
+        places: Mapping[str, str] | None = None,
     ) -> None:
-        """Opens the files and checks their headers; reads no tensor."""
+        """Opens the files and checks their headers; reads no tensor.
+
+        `places` are the names of the files that the tensors are read from; other
+        tensors of the files are ignored. By default each tensor is in one file.
+        """
         self._folder = folder
         self._files = {}
         for path in paths:
             with library_errors(f"cannot read {path}, which may be incomplete"):
                 file = safe_open(local_copy(path), "np")
-                self._files.update(dict.fromkeys(file.keys(), file))
+                names = set(file.keys())
+            if places is not None:
+                listed = {name for name, place in places.items() if place == path.name}
+                if missing := sorted(listed - names):
+                    raise UserError(
+                        f"{path} has no tensor {missing[0]}, which {INDEX} lists there."
+                    )
+                names = listed
+            self._files.update(dict.fromkeys(names, file))
 
     @property
     def names(self) -> set[str]:
@@ -100,8 +115,9 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> SafetensorsFiles:
                 f"code and are not read: convert them to {SINGLE}."
             )
         raise UserError(f"{folder} has neither {SINGLE} nor {INDEX}.")
+    places = dict(Fields.read(index).fields("weight_map").values)
     names = set()
-    for name in Fields.read(index).fields("weight_map").values.values():
+    for name in places.values():
         # The index must not refer to files outside the folder.
         if (
             not isinstance(name, str)
@@ -117,4 +133,4 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> SafetensorsFiles:
             raise UserError(
                 f"{folder} is incomplete: {name}, which {INDEX} lists, is missing."
             )
-    return SafetensorsFiles(folder, [folder / name for name in sorted(names)])
+    return SafetensorsFiles(folder, [folder / name for name in sorted(names)], places)

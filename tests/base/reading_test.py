@@ -17,6 +17,7 @@ from bpd_jax.data.text_readers import read_prompts_file
 def test_integers_beyond_float64_are_refused():
     largest = int(sys.float_info.max)
     assert reading.parse_json(f"[{10**307}, -{2**70}]") == [10**307, -(2**70)]
+    assert reading.parse_json(b"\xef\xbb\xbf[1]") == [1]  # A byte order mark.
     for number in (10 * largest, -10 * largest):
         with pytest.raises(ValueError, match="beyond the range"):
             reading.parse_json(f'{{"a": {number}}}')

@@ -243,6 +243,19 @@ def changed_copy(folder, name, changes):
     return folder
 
 
+def test_positions_are_those_of_the_kind_of_all_layers(tmp_path):
+    name = "speculators_dspark_window"
+    kinds = {
+        "full_attention": {"rope_theta": 9.0, "rope_type": "default"},
+        "sliding_attention": {"rope_theta": 500.0, "rope_type": "default"},
+    }
+    layers = json.loads((GOLDEN / name / "config.json").read_text())
+    layers = {**layers["transformer_layer_config"], "rope_parameters": kinds}
+    changed = {"transformer_layer_config": layers}
+    folder = changed_copy(tmp_path / "changed", name, changed)
+    assert load(folder, name)[0].config == load(GOLDEN / name, name)[0].config
+
+
 def with_tensors(folder, name, changes):
     """A copy of a golden drafter with other tensors, or without those that are None."""
     shutil.copytree(GOLDEN / name, folder)

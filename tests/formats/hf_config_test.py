@@ -122,6 +122,16 @@ def test_lengths_with_rope_scaling(kind, factor, original, length):
     assert kind != "yarn" or config.rotary.factor == 4
 
 
+def test_first_name_of_longrope():
+    """Phi-3 was published with positions of type `su`."""
+    fields = json.loads((GOLDEN / "phi3_longrope" / "config.json").read_text())
+    name = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
+    scaling = {k: v for k, v in fields[name].items() if k != "rope_type"}
+    older = read({**fields, name: None, "rope_scaling": {**scaling, "type": "su"}})
+    assert older.rotary.scaling == "longrope"
+    assert older == read(fields)
+
+
 @pytest.mark.parametrize("name", json.loads((GOLDEN / "rotary.json").read_text()))
 def test_frequencies_equal_those_of_transformers(name):
     expected = json.loads((GOLDEN / "rotary.json").read_text())[name]
@@ -142,6 +152,7 @@ def test_frequencies_equal_those_of_transformers(name):
         ({"hidden_act": "tanh"}, "the activation 'tanh', which is not supported"),
         ({"rope_scaling": {"type": "other"}}, "of type 'other'"),
         ({"rope_parameters": {"full": {"rope_type": "default"}}}, "between layers"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings .* must be above 0"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor, which models of"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantised model \(gptq"),
         ({**GPT2_XL, "scale_attn_by_inverse_layer_idx": True}, "_by_inverse_layer"),

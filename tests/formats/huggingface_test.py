@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.decoding.loaded_model import Chat
 from bpd_jax.decoding.pretrained_checkpoint import load_trunk
 from bpd_jax.formats.huggingface import open_folder
 from bpd_jax.models.attention import causal_mask
@@ -88,6 +89,12 @@ def test_a_checkpoint_in_several_files(folder):
         weight_map.update(dict.fromkeys(names[number::3], file))
     edit(path / "model.safetensors.index.json", metadata={}, weight_map=weight_map)
     assert_logits_of_transformers(path, "llama_untied")
+    # Another file has a tensor of the same name: the index decides.
+    last = path / "model-00003-of-00003.safetensors"
+    save_file({**load_file(last), names[0]: 0 * tensors[names[0]]}, last)
+    assert_logits_of_transformers(path, "llama_untied")
+    save_file(load_file(path / weight_map[names[1]]), last)
+    assert_refused(path, f"model-00003.* has no tensor {names[2]}, which")
     (path / "model-00002-of-00003.safetensors").unlink()
     assert_refused(path, "incomplete: model-00002-of-00003.safetensors, which")
 
@@ -125,18 +132,15 @@ def test_end_tokens_of_tokenizer_and_generation_config(folder):
 
 
 def test_beginning_of_text(folder):
+    """As in transformers 5, the post-processor decides, and not `add_bos_token`."""
     path = folder()
     edit(path / "tokenizer_config.json", add_bos_token=False)
+    assert open_folder(path).begin_of_text == 0
+    edit(path / "tokenizer.json", post_processor=None)
+    edit(path / "tokenizer_config.json", add_bos_token=True)
     assert open_folder(path).begin_of_text is None
     # Templates may still write it.
     assert open_folder(path).begin_text == "<s>"
-    # Without the setting, the post-processor of the tokenizer decides.
-    edit(path / "tokenizer_config.json", add_bos_token=None)
-    assert open_folder(path).begin_of_text == 0
-    edit(path / "tokenizer.json", post_processor=None)
-    assert open_folder(path).begin_of_text is None
-    edit(path / "tokenizer_config.json", add_bos_token=True)
-    assert open_folder(path).begin_of_text == 0
     edit(path / "tokenizer_config.json", bos_token=None)
     assert open_folder(path).begin_of_text is None
     assert open_folder(path).begin_text == ""
@@ -156,6 +160,109 @@ def test_chat_templates(folder):
     (path / "chat_template.jinja").unlink()
     edit(path / "tokenizer_config.json", chat_template=7)
     assert_refused(path, "chat_template in .* must be a string")
+
+
+def test_templates_for_tools_and_of_other_files(folder, capsys):
+    path = folder()
+    edit(path / "tokenizer_config.json", chat_template=None)
+    edit(path / "chat_template.json", chat_template="older")
+    assert open_folder(path).chat_template == "older"
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    checkpoint = open_folder(path)
+    assert checkpoint.chat_template == "older"
+    chat = Chat.of(checkpoint)
+    assert chat.render([]) == "older"
+    assert chat.with_variables({"tools": [{"a": 1}]}).render([]) == "[{'a': 1}]"
+    named = [{"name": "rag", "template": "a"}, {"name": "x", "template": "b"}]
+    edit(path / "tokenizer_config.json", chat_template=named)
+    assert open_folder(path).chat_template == "a"
+    assert (
+        "the chat templates rag, x, tool_use and no default" in capsys.readouterr().err
+    )
+
+
+def test_templates_may_write_all_special_tokens(folder):
+    path = folder()
+    template = "{{ pad_token }}{{ sep_token }}{{ image_token }}{{ eos_token }}"
+    template += "{{ additional_special_tokens[0] }}{{ mask_token is defined }}"
+    edit(path / "special_tokens_map.json", sep_token="<sep>", pad_token="<old>")
+    edit(
+        path / "tokenizer_config.json",
+        chat_template=template,
+        pad_token={"content": "<pad>"},
+        extra_special_tokens={"image_token": "<image>"},
+        additional_special_tokens=["<more>"],
+        add_bos_token=True,
+    )
+    chat = Chat.of(open_folder(path))
+    assert chat.render([]) == "<pad><sep><image></s><more>False"
+
+
+def test_added_tokens_of_other_files(folder):
+    """Those that tokenizer.json lacks get the ids after its last one."""
+    path = folder()
+    size = open_folder(path).tokenizer.get_vocab_size()
+    flags = {"lstrip": False, "rstrip": True, "normalized": False, "special": True}
+    entry = {"content": "<|im_start|>", **flags}
+    edit(path / "tokenizer_config.json", added_tokens_decoder={str(size): entry})
+    tokenizer = open_folder(path).tokenizer
+    ids = tokenizer.encode("w5<|im_start|>  w7", add_special_tokens=False).ids
+    assert ids == [5, size, 7]
+    assert tokenizer.decode([5, size, 7]) == "w5 w7"
+    # The file that older folders have; the names of special tokens decide.
+    edit(path / "tokenizer_config.json", added_tokens_decoder=None, pad_token="<pad>")
+    edit(path / "added_tokens.json", **{"<pad>": size, "<word>": size + 1})
+    tokenizer = open_folder(path).tokenizer
+    assert tokenizer.token_to_id("<word>") == size + 1
+    special = tokenizer.get_added_tokens_decoder()
+    assert special[size].special
+    assert not special[size + 1].special
+    edit(path / "added_tokens.json", **{"<word>": size + 9})
+    assert_refused(
+        path, f"the added token '<word>' the id {size + 9}, but .* {size + 1}"
+    )
+    edit(path / "tokenizer_config.json", added_tokens_decoder={"x": entry})
+    assert_refused(path, "must have ids with objects that have a content")
+
+
+LAYER = "model.layers.1."
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        (f"{LAYER}self_attn.q_proj.bias", "q_proj.bias, without which"),
+        (f"{LAYER}mlp.down_proj.bias", "mlp.down_proj.bias"),
+        (f"{LAYER}self_attn.q_norm.weight", "q_norm.weight"),
+        ("model.layers.2.input_layernorm.weight", "layers.2.input_layernorm"),
+        (f"{LAYER}self_attn.q_proj.lora_A.weight", "merge its adapters"),
+        ("score.weight", "score.weight"),
+        (f"{LAYER}self_attn.rotary_emb.inv_freq", None),
+        ("medusa_head.0.0.linear.weight", None),
+    ],
+)
+def test_tensors_that_the_configuration_leaves_out_are_refused(folder, name, message):
+    path = folder()
+    rewrite(path, lambda tensors: {**tensors, name: np.ones(4, np.float32)})
+    if message is None:
+        open_folder(path)
+    else:
+        assert_refused(path, f"config.json leaves out the tensor .*{message}")
+
+
+def test_only_the_text_part_of_a_model_with_images_is_checked(folder):
+    path = folder()
+
+    def change(tensors):
+        renamed = {
+            name.replace("model.", "model.language_model."): value
+            for name, value in tensors.items()
+        }
+        return {**renamed, "model.vision_tower.weight": np.ones(3, np.float32)}
+
+    rewrite(path, change)
+    open_folder(path)
 
 
 def test_missing_files_are_named(folder):

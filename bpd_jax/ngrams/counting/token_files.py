@@ -16,7 +16,7 @@ import numpy as np
 
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.reading import open_npy
+from bpd_jax.base.reading import open_npy, without_mark
 from bpd_jax.ngrams.counting.windows import TokenBatch
 from bpd_jax.storage.paths import as_path, local_copy
 
@@ -53,8 +53,10 @@ def line_blocks(path: pathlib.Path, label: str | None) -> Generator[bytes, None,
                     disable=label is None,
                 )
             )
+            first = True
             while data := stream.read(_BLOCK):
                 bar.update(len(data))
+                data, first = without_mark(data) if first else data, False
                 end = data.rfind(b"\n") + 1
                 if end:
                     block = b"".join([*unfinished, data[:end]])

@@ -83,7 +83,7 @@ def read_symbols(path: str | os.PathLike[str]) -> list[str]:
     try:
         with path.open("rb") as stream:
             lines = [
-                line.decode("utf-8")
+                reading.without_mark(line).decode("utf-8")
                 for line in reading.bounded_lines(stream, path, kept=True)
             ]
     except OSError as error:

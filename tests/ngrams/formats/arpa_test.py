@@ -1,3 +1,4 @@
+import codecs
 import dataclasses
 import gzip
 
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bpd_jax.base.errors import UserError
+from bpd_jax.ngrams.counting.token_files import highest_id
 from bpd_jax.ngrams.formats.arpa import format_numbers, write_arpa
 from bpd_jax.ngrams.formats.arpa_reader import read_arpa
 from bpd_jax.ngrams.prune import prune
@@ -260,6 +262,13 @@ def test_missing_middle_order_is_refused(tmp_path):
     )
     with pytest.raises(UserError, match="longer n-grams, but no 2-grams"):
         read_text(tmp_path, text)
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path):
+    (tmp_path / "ids.txt").write_bytes(codecs.BOM_UTF8 + b"1 2\n")
+    assert highest_id(tmp_path / "ids.txt") == 2
+    text = SMALL.lstrip()
+    assert_same(read_text(tmp_path, "\ufeff" + text), read_text(tmp_path, text))
 
 
 @pytest.mark.parametrize("score, weight", [("-1e300", "1e300"), ("-3e38", "1e-300")])
