@@ -24,8 +24,6 @@ DATA = [
 ]
 FST = ["pynini>=2.1.7,<3"]
 BEAM = ["apache-beam>=2.77,<3"]
-# Counting on a Dask cluster.
-DASK = [*BEAM, "dask>=2026.1", "distributed>=2026.1"]
 LM_EVAL = ["lm_eval>=0.4.13,<0.5"]
 # The site; requirements-docs.txt has the tested versions.
 DOCS = [
@@ -127,13 +125,12 @@ setup(
         "data": DATA,
         "fst": FST,
         "beam": BEAM,
-        "dask": DASK,
         "lm_eval": LM_EVAL,
         "docs": DOCS,
         "tensorboard": TENSORBOARD,
         "eval": EVAL,
         "gcs": GCS,
-        "all": DATA + FST + DASK + TENSORBOARD + EVAL + GCS,
+        "all": DATA + FST + BEAM + TENSORBOARD + EVAL + GCS,
         "cuda13": ["jax[cuda13]"],
         "tpu": ["jax[tpu]"],
         "dev": DEV,

@@ -20,22 +20,22 @@ import numpy as np
 from absl import flags
 
 from benchmarks import records
+from benchmarks.call_costs import measure_drafting, measure_passes
 from bpd_jax.base import cli
 from bpd_jax.base.errors import UserError
 from bpd_jax.data.text_readers import read_prompts_file
-from bpd_jax.decoding.call_costs import measure_drafting, measure_passes
+from bpd_jax.decoding.compare import (
+    MethodResult,
+    compare,
+    compile_methods,
+    fail_on_errors,
+)
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation, compile_task
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation import decode_flags, prompt_flags
-from bpd_jax.evaluation.compare import (
-    MethodResult,
-    compare,
-    compile_methods,
-    fail_on_errors,
-)
 from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import block_efficiency, paired_interval
 from bpd_jax.storage.paths import as_path

@@ -24,6 +24,7 @@ from absl import flags
 from benchmarks import records
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
+from bpd_jax.decoding.compare import differences
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LanguageModel
@@ -42,7 +43,6 @@ from bpd_jax.drafting.parts import (
     parts,
 )
 from bpd_jax.evaluation import decode_flags
-from bpd_jax.evaluation.compare import differences
 from bpd_jax.storage import files
 
 METHODS = flags.DEFINE_list(
@@ -211,7 +211,7 @@ def main() -> None:
     rows = _earlier(output, facts)
     with decode_flags.token_bar("plain", len(prompts), config) as bar:
         plain = decoder.decode(GREEDY, prompts, options, on_progress=bar.update)
-    replay = record(decoder, plain, options, keep_hidden=True)
+    replay = record(decoder, plain, options)
     replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)
     with progress.bar(label="comparing", total=len(methods), unit=" methods") as bar:
         for method in methods:

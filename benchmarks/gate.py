@@ -5,16 +5,13 @@
 
 Decodes prompts with a stride of one token, which shows for every position of a text how
 many tokens a call with drafts there would yield. For several prices, the time of such a
-call in calls without drafts, the gate of `drafting.gate` then decides call by call, and
-keeps from text to text what it learns; texts of all files come in random order. The
+call in calls without drafts, the gate of `drafting.gate` then decides call by call. The
 result is the time of plain decoding divided by that with the gate, beside drafting
 always and drafting throughout the texts in which that pays, which nobody knows before.
-The price is known to the gate from the beginning, and calls without drafts take exactly
-1. Writes one JSON file with date and versions.
+Calls without drafts take exactly 1. Writes one JSON file with date and versions.
 """
 
 import dataclasses
-import random
 
 import numpy as np
 from absl import flags
@@ -52,7 +49,6 @@ def main() -> None:
             decoded = decoder.decode(method, prompts, options, on_progress=bar.update)
         long = (text for text in decoded if len(text.accepted) >= _SHORTEST)
         texts += [(name, text.accepted) for text in long]
-    random.Random(0).shuffle(texts)
     rows = {f"{price:g}": speeds(texts, price) for price in PRICES}
     result = {
         **records.about("gate"),

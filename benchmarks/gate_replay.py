@@ -27,7 +27,7 @@ def speeds(texts: list[tuple[str, np.ndarray]], price: float) -> dict[str, Any]:
         drafts = price * _calls(accepted)
         always, best = always + drafts, best + min(drafts, len(accepted))
         tokens[name] = tokens.get(name, 0) + len(accepted)
-        times[name] = times.get(name, 0.0) + _gated_time(gate, accepted, price)
+        times[name] = times.get(name, 0.0) + _gated_time(gate, accepted)
     total = sum(tokens.values())
     return {
         "gate": total / sum(times.values()),
@@ -45,28 +45,27 @@ def _calls(accepted: np.ndarray) -> int:
     return calls
 
 
-def _gated_time(gate: GatedDrafter, accepted: np.ndarray, price: float) -> float:
+def _gated_time(gate: GatedDrafter, accepted: np.ndarray) -> float:
     """The time of a text with the gate, in calls without drafts."""
     row = jnp.zeros((1, 1), jnp.int32)
     nothing = jnp.zeros((1, 1, 0))
-    memory = gate.start(None, Prompts(row, row[0], nothing, nothing))
-    memory = gate.recall(memory)
-    costs = jnp.array([[1.0, price]]) * 1e3
-    memory = dataclasses.replace(memory, costs=costs)
+    memory = gate.start(gate.arrays, Prompts(row, row[0], nothing, nothing))
     # Texts of all lengths share a program.
     padded = np.zeros(-len(accepted) % 128 + len(accepted), np.int32)
     padded[: len(accepted)] = accepted
-    untimed = dataclasses.replace(gate, timed=False)
-    memory, drafted, plain = _decode(untimed, memory, padded, len(accepted))
-    gate.keep(memory)
-    return float(drafted) * price + float(plain)
+    drafted, plain = _decode(gate, gate.arrays, memory, padded, len(accepted))
+    return float(drafted) * gate.price + float(plain)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _decode(
-    gate: GatedDrafter, memory: GateMemory, accepted: jax.Array, length: int
-) -> tuple[GateMemory, jax.Array, jax.Array]:
-    """The memory after a text, and the calls with and without drafts."""
+    gate: GatedDrafter,
+    arrays: Any,
+    memory: GateMemory,
+    accepted: jax.Array,
+    length: int,
+) -> tuple[jax.Array, jax.Array]:
+    """The calls of a text with and without drafts."""
 
     def call(carry: Any) -> Any:
         memory, place, drafted, plain = carry
@@ -75,15 +74,15 @@ def _decode(
         nothing: Any = None
         features = jnp.zeros((1, gate.max_depth, 0))
         outcome = Outcome(nothing, nothing, count[None], features, nothing)
-        memory = gate.learn(None, memory, outcome)
+        memory = gate.learn(arrays, memory, outcome)
         return memory, place + count, drafted + opens, plain + ~opens
 
     zero = jnp.int32(0)
     carry = memory, zero, zero, zero
-    memory, _, drafted, plain = jax.lax.while_loop(
+    _, _, drafted, plain = jax.lax.while_loop(
         lambda carry: carry[1] < length, call, carry
     )
-    return memory, drafted, plain
+    return drafted, plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +90,7 @@ class _NothingToLearn:
     """Stands for a drafter, of which the gate needs the depth alone."""
 
     max_depth: int = 8
+    arrays: Any = None
 
     def start(self, arrays: Any, prompts: Prompts) -> Any:
         return ()

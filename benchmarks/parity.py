@@ -20,11 +20,11 @@ from benchmarks import records
 from bpd_jax.base import cli, progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Float, Int
+from bpd_jax.decoding.compare import first_difference
 from bpd_jax.decoding.decoder import GREEDY
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation import decode_flags
-from bpd_jax.evaluation.compare import first_difference
 from bpd_jax.models.model import Model
 from bpd_jax.models.segment_attention import Segments
 

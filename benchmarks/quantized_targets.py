@@ -23,12 +23,12 @@ from benchmarks import records
 from bpd_jax.base import cli, progress
 from bpd_jax.data.text_readers import read_prompts_file
 from bpd_jax.decoding.asset_files import with_assets
+from bpd_jax.decoding.compare import compare, compile_methods, first_difference
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.evaluation.compare import compare, compile_methods, first_difference
 from bpd_jax.evaluation.efficiency import (
     block_efficiency,
     bootstrap_interval,

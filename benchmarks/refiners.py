@@ -36,8 +36,7 @@ from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
-from bpd_jax.decoding.replay import record
-from bpd_jax.decoding.speedup import check_methods
+from bpd_jax.decoding.replay import check_replayable, record
 from bpd_jax.evaluation import decode_flags, prompt_flags
 from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import block_efficiency
@@ -53,8 +52,6 @@ flags.set_default(
         *("ngram:16:adaptive=1", "ngram:64:adaptive=1:search=best"),
         *("markov:1:search=greedy", "markov:1", "markov:1:normalise=0"),
         *("markov:16:search=beam", "markov:16", "markov:64:search=best"),
-        *("recurrent:1", "recurrent:16", "recurrent:64:search=best"),
-        *("hydra:1", "hydra:16", "hydra:64:search=best"),
         *("neural:1", "neural:1:mode=parallel", "neural:16", "neural:16:normalise=1"),
         *("neural:64:search=best", "neural_ngram:1", "oracle"),
     ],
@@ -71,11 +68,13 @@ def main() -> None:
     groups = _groups(loaded)
     prompts = [prompt for group in groups.values() for prompt in group]
     options = config.options
-    check_methods(decoder, [baseline], prompts, options)
+    check_replayable(baseline)
+    decoder.check(baseline, prompts, options)
     methods: list[Method] = []
     for method in asked:
         try:
-            check_methods(decoder, [method], prompts, options)
+            check_replayable(method)
+            decoder.check(method, prompts, options)
             methods.append(method)
         except UserError as error:
             print(f"left out: {error}")
@@ -92,7 +91,6 @@ def main() -> None:
             texts,
             options,
             width=width,
-            keep_hidden=True,
             on_progress=bar.update,
         )
     replayer = replay.decoder(width=decoder.width, alpha=decoder.alpha)

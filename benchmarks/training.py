@@ -89,7 +89,6 @@ def _one_head(config: TrainConfig) -> TrainConfig:
         config,
         model=plain,
         head_weights=None,
-        head_schedule=None,
         head_targets="text",
         select_by="validation_loss",
     )

@@ -32,7 +32,9 @@ class TimedStep:
             config.model, self._optimizer, mesh, config.compute
         )
         self._state: Any = None
-        step: Any = make_train_step(config.loss(mesh), self._optimizer, self._abstract)
+        step: Any = make_train_step(
+            config.loss(mesh), config.lambdas, self._optimizer, self._abstract
+        )
         _, parts = hosts.batch_part(mesh)
         share = (config.batch_size // parts, config.length)
         tokens = np.random.default_rng(config.seed).integers(
@@ -41,8 +43,7 @@ class TimedStep:
         self._mesh = mesh
         self._batch = from_own_rows(make_batch(tokens, np.ones(share)), mesh)
         self._metrics: Any = None
-        self._lambdas = np.array(config.lambdas, np.float32)
-        lowered = step.lower(self._abstract, self._batch, self._lambdas)
+        lowered = step.lower(self._abstract, self._batch)
         self._step = lowered.compile()
         memory = self._step.memory_analysis()
         self.planned = (
@@ -75,7 +76,7 @@ class TimedStep:
             batch = self._batch
             if batches is not None:
                 batch = from_own_rows(next(batches), self._mesh)
-            self._state, self._metrics = self._step(self._state, batch, self._lambdas)
+            self._state, self._metrics = self._step(self._state, batch)
         jax.block_until_ready((self._state, self._metrics))
         return (time.perf_counter() - start) / steps
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.host_memory import return_freed_memory
 from bpd_jax.data.text_readers import check_texts
@@ -87,8 +86,8 @@ def load(
         float32 on loading; `int8`: matrices that are not quantized, on accelerators
         all, are rounded to 8 bits, which changes texts. None is `stored` where that is
         faster with the same results: in float32 on a CPU with vectors.
-      **assets: folders of `ngram`, `rescorer`, `draft_model`, `markov`, `recurrent`,
-        `hydra`, `drafter` or `eagle`; by default those in the model's folder.
+      **assets: folders of `ngram`, `rescorer`, `draft_model`, `markov`, `drafter`
+        or `eagle`; by default those in the model's folder.
     """
     for asset in assets:
         if asset not in ASSET_FOLDERS:
@@ -192,14 +191,19 @@ def resolve(
 ) -> Method:
     """Returns the method to decode with.
 
-    `auto` is the choice of `bpd_jax.tune` on this device, or else is measured; None is
-    `Decoder.default_method`. If `verbose`, the choice of `auto` and its reason are
-    printed.
+    `auto` is the choice of `bpd_jax.tune` on this device, or else the fastest of some
+    methods on these prompts; None is `Decoder.default_method`. If `verbose`, the choice
+    of `auto` and its reason are printed.
     """
-    method = decoder.default_method if method is None else parse_method(method)
+    if method is None:
+        from bpd_jax.decoding.call_price import with_measured_price
+
+        default = decoder.default_method
+        return with_measured_price(decoder, default, prompts, options)
+    method = parse_method(method)
     if method != AUTO:
         return method
-    from bpd_jax.decoding.speedup import candidate_methods, choose_method
+    from bpd_jax.decoding.choice import candidate_methods, choose_method
 
     check_prompts(decoder.model, prompts, options)
     tuned = tuned_method(lm, options.batch_size)
@@ -210,21 +214,11 @@ def resolve(
     methods = candidate_methods(decoder, prompts, options)
     if verbose:
         print(
-            f"auto: measuring up to {len(methods)} methods, which may take minutes; "
-            "run python -m bpd_jax.tune to save the choice.",
+            f"auto: compiling {len(methods)} methods, then decoding with each; run "
+            "python -m bpd_jax.tune to save the choice.",
             file=sys.stderr,
         )
-    total = len(methods) + 1
-    with progress.bar(
-        label="measuring", total=total, unit=" methods", disable=not verbose
-    ) as bar:
-        choice = choose_method(
-            decoder,
-            prompts,
-            options,
-            methods=methods,
-            on_progress=lambda method: progress.advance(bar, method.name),
-        )
+    choice = choose_method(decoder, prompts, options, methods=methods)
     if verbose:
         print(f"auto: {choice}")
     return choice.method
@@ -233,7 +227,7 @@ def resolve(
 def tuned_method(lm: LanguageModel, batch_size: int) -> Method | None:
     """The choice of `bpd_jax.tune` on this device for a batch size, if it has run."""
     from bpd_jax.base.provenance import device
-    from bpd_jax.decoding.speedup import tuned_choice
+    from bpd_jax.decoding.choice import tuned_choice
 
     tuning = find_tuning(lm)
     if tuning is None:

@@ -27,7 +27,7 @@ cli.define_flags(CountSettings)
 _BEAM_RUNNER = flags.DEFINE_string(
     "beam_runner",
     None,
-    "Count with an Apache Beam pipeline on this runner: DirectRunner, DaskRunner, "
+    "Count with an Apache Beam pipeline on this runner: DirectRunner, "
     "DataflowRunner, SparkRunner, FlinkRunner; see docs/clusters.md. Default: on this "
     "machine, without Beam. A killed Beam count is not resumed: remove OUTPUT.work and "
     "start again.",

@@ -50,7 +50,7 @@ from bpd_jax.storage.paths import as_path
 from bpd_jax.training import hosts, process_flags
 from bpd_jax.training.heads.frozen_states import states_dtype
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
-from bpd_jax.training.heads.states_files import StatesWriter, describe_states
+from bpd_jax.training.heads.states_files import About, StatesWriter
 
 OUTPUT = cli.DEFINE_path("output", None, "output folder for the texts.")
 MADE_UP = flags.DEFINE_integer(
@@ -209,16 +209,16 @@ def _states_writer(
             "states for training are not of a model in float16: give another "
             "--precision, or leave out --states."
         )
-    header = describe_states(
+    about = About(
         loaded.fingerprint,
         trunk.d_model,
         layers,
-        dtype=_states_dtype(),
-        products=precision or "float32",
+        _states_dtype(),
+        precision or "float32",
         include_prompts=bool(layers),
     )
     texts = open_generations(output) if shard_paths(output) else None
-    return hosts.first(lambda: StatesWriter(folder, header, texts)), layers
+    return hosts.first(lambda: StatesWriter(folder, about, texts)), layers
 
 
 def _states_dtype() -> str:

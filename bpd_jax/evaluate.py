@@ -24,6 +24,13 @@ from rich.text import Text
 from bpd_jax import api
 from bpd_jax.base import cli, progress, provenance
 from bpd_jax.base.errors import UserError
+from bpd_jax.decoding.compare import (
+    MethodResult,
+    compare,
+    compile_methods,
+    fail_on_errors,
+    fastest,
+)
 from bpd_jax.decoding.decoder import GREEDY, Decoder
 from bpd_jax.decoding.generate import compile_task, padded_prompts, stream
 from bpd_jax.decoding.loaded_model import LanguageModel
@@ -32,13 +39,6 @@ from bpd_jax.decoding.methods import AUTO, Method
 from bpd_jax.decoding.options import DecodeConfig, DecodeOptions
 from bpd_jax.evaluation import decode_flags, prompt_flags
 from bpd_jax.evaluation.block_views import most_improved_block
-from bpd_jax.evaluation.compare import (
-    MethodResult,
-    compare,
-    compile_methods,
-    fail_on_errors,
-    fastest,
-)
 from bpd_jax.models.parameters import count_parameters
 from bpd_jax.reporting import evaluation_records
 from bpd_jax.reporting.decode_records import decode_records, visible
@@ -125,7 +125,7 @@ def main() -> None:
         _show(loaded, decoder, shown, prompts, texts, options)
     results = _compare(decoder, methods, prompts, config)
     if uses_auto:
-        automatic = automatic or fastest(results)
+        automatic = automatic or fastest(results).method
     report = _write(
         output, loaded, decoder, options, results, source, texts or None, automatic
     )

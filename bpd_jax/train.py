@@ -13,8 +13,7 @@ refiner, a small module that conditions the heads on the preceding draft:
     python -m bpd_jax.train --gin_file=gin_configs/runs/heads.gin \\
         --workdir=runs/heads --gin.MODEL="'runs/base'" --gin.DATA="'runs/texts'"
     python -m bpd_jax.train --gin_file=gin_configs/runs/refiner.gin \\
-        --workdir=runs/base/refiners/markov --gin.MODEL="'runs/base'" \\
-        --gin.KIND="'markov'"
+        --workdir=runs/base/refiners/markov --gin.MODEL="'runs/base'"
 
 With TrainConfig.start the run is initialised from a trained model: from its trunk, and
 from its heads if their sizes match (gin_configs/runs/finetune.gin, joint.gin).

@@ -7,11 +7,10 @@ composition may be equal.
 from collections.abc import Iterable, Sequence
 
 from bpd_jax.decoding.methods import Method
-from bpd_jax.drafting.assets import REFINERS
 from bpd_jax.drafting.parts import NODES
 from bpd_jax.studies.study_config import BPD, parse_contender
 
-_TRAINED_ASSETS = {"rescorer", *REFINERS}
+_TRAINED_ASSETS = {"rescorer", "markov"}
 # Settings that a method and its counterpart without refinement have in common.
 _SHARED = ("heads", "lookup")
 

@@ -17,8 +17,8 @@ from bpd_jax.data.generations import open_generations, write_header, write_shard
 from bpd_jax.data.rows import open_rows
 from bpd_jax.data.text_task import TextTask
 from bpd_jax.decoding.asset_files import read_tuning
+from bpd_jax.decoding.choice import tuned_choice
 from bpd_jax.decoding.run_loading import load_task
-from bpd_jax.decoding.speedup import tuned_choice
 from bpd_jax.drafting.assets import read_accuracies
 from bpd_jax.formats.file_parts import joined_file, split_file
 from bpd_jax.models.attachment_files import DRAFTER_FILES

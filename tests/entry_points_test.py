@@ -180,11 +180,9 @@ def test_sampling_stop_texts_and_gin(folder):
     assert "\nmedusa:8: 16 tokens in " in by_gin
 
 
-def test_auto_reports_the_chosen_method_and_its_prediction(folder):
+def test_auto_reports_the_chosen_method_and_its_speed(folder):
     """A model without heads has few methods to choose from."""
     base = ["--model=plain", "--prompt=1 2 1 2 1 2", "--max_new_tokens=8"]
     [result] = decode(folder, [*base, "--method=auto"])
-    assert re.match(
-        r"auto: (greedy: no method is predicted|lookup:\d, pred)", result.stdout
-    )
+    assert re.match(r"auto: (greedy: no method is|lookup:\d, \S+ times)", result.stdout)
     assert re.search(r"^(greedy|lookup:\d): 8 tokens in \d serial", result.stdout, re.M)

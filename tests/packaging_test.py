@@ -217,14 +217,14 @@ def test_every_imported_package_is_a_requirement(built):
 
 
 def test_gin_files_are_read_without_a_checkout(installed, tmp_path):
-    (tmp_path / "mine.gin").write_text("include 'heads/decay.gin'\nDECAY = 0.5\n")
+    (tmp_path / "mine.gin").write_text("include 'heads/model_targets.gin'\nSTEPS = 5\n")
     program = """
 import json
 from bpd_jax.base import configuration
 from bpd_jax.training.config import TrainConfig
 for name in ("runs/pretrain.gin", "gin_configs/runs/pretrain.gin"):
     parsed = configuration.parse([name, "mine.gin"], [], TrainConfig)
-    print(json.dumps([parsed.files, parsed.value.head_schedule.decay]))
+    print(json.dumps([parsed.files, parsed.value.head_targets, parsed.value.steps]))
 print(configuration.__file__)
 """
     path = {"PYTHONPATH": str(installed)}
@@ -233,10 +233,10 @@ print(configuration.__file__)
     assert pathlib.Path(path).is_relative_to(installed)
     assert len(results) == 2
     for result in results:
-        files, decay = json.loads(result)
+        files, *values = json.loads(result)
         assert files[0] == "gin_configs/runs/pretrain.gin"
-        assert files[-1] == "gin_configs/heads/decay.gin"
-        assert decay == 0.5
+        assert files[-1] == "gin_configs/heads/model_targets.gin"
+        assert values == ["model", 5]
 
 
 def test_bpd_lists_and_runs_commands(installed, tmp_path):

@@ -122,29 +122,28 @@ def test_a_refiner_is_trained_for_a_run(trained, tmp_path):
     shutil.copytree(trained / "run", tmp_path / "run")
     before = sorted(tmp_path.rglob("*"))
     file, model = "--gin_file=gin_configs/runs/refiner.gin", "--gin.MODEL='run'"
-    kind, setting = "--gin.KIND='recurrent'", "--gin.RefinerTrainConfig"
+    setting = "--gin.RefinerTrainConfig"
     cases = [
-        ([model], "KIND has no value"),
-        ([model, "--gin.KIND='eagle'"], "one of markov, recurrent, hydra, not 'eagle'"),
-        ([model, kind], "--workdir is missing"),
-        ([model, kind, f"{setting}.heads='x'", "--workdir=w"], "other heads are for"),
-        ([model, kind, "--workdir=run"], "run/checkpoints belongs to a run with other"),
+        ([], "MODEL has no value"),
+        ([model], "--workdir is missing"),
+        ([model, f"{setting}.heads='x'", "--workdir=w"], "other heads are for"),
+        ([model, "--workdir=run"], "run/checkpoints belongs to a run with other"),
     ]
     cases = [([file, *words], message) for words, message in cases]
     assert_all_refused("bpd_jax.train", cases, tmp_path)
-    words = [file, model, kind, "--gin.STEPS=2", f"{setting}.rank=8"]
-    workdir = "--workdir=run/refiners/recurrent"
+    words = [file, model, "--gin.STEPS=2", f"{setting}.rank=8"]
+    workdir = "--workdir=run/refiners/markov"
     dry, done = succeed_all(
         "bpd_jax.train", [*words, "--dry_run"], [*words, workdir], folder=tmp_path
     )
-    assert "recurrent refiner, " in dry.stdout
+    assert "Markov refiner, " in dry.stdout
     assert "model: plain" in done.stdout
-    folder = tmp_path / "run" / "refiners" / "recurrent" / "recurrent"
+    folder = tmp_path / "run" / "refiners" / "markov" / "markov"
     loaded = load_refiner(folder)
     check_fits(loaded.config, vocab_size=270, d_model=16, block_size=4)
-    assert (loaded.kind, loaded.config.rank) == ("recurrent", 8)
+    assert loaded.config.rank == 8
     assert len(loaded.facts["held_out"]["refined_text_accuracy"]) == 3
-    assert load_model(str(tmp_path / "run")).find_asset("refiners/recurrent") == folder
+    assert load_model(str(tmp_path / "run")).find_asset("refiners/markov") == folder
     # The run can still be resumed.
     assert set(before) < set(tmp_path.rglob("*"))
 

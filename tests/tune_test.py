@@ -7,8 +7,8 @@ import numpy as np
 
 from bpd_jax.base import provenance
 from bpd_jax.decoding.asset_files import find_tuning, load_assets
+from bpd_jax.decoding.choice import tuned_choice
 from bpd_jax.decoding.loading import load_model
-from bpd_jax.decoding.speedup import tuned_choice
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from tests.commands import succeed
 from tests.decoding.random_models import save_random_heads

@@ -17,8 +17,8 @@ from benchmarks.accelerator_parts.jobs import (
     random_decoder,
     random_prompts,
 )
+from benchmarks.call_costs import measure_drafting, measure_passes
 from benchmarks.synthetic_ngrams import synthetic_model
-from bpd_jax.decoding.call_costs import measure_drafting, measure_passes
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.ngrams.model import NGramModel

@@ -31,7 +31,7 @@ from bpd_jax.models.eagle import EagleConfig, EagleFunctions
 from bpd_jax.models.model import Model
 from bpd_jax.models.parameters import parameter_shapes
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.models.trained_refiners import REFINER_KINDS
+from bpd_jax.models.trained_refiners import MarkovConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 
 VOCABULARY, WIDTH, HEADS = 13, 16, 4
@@ -48,8 +48,6 @@ METHODS = (
     "lookahead:3:order=3",
     "draft_model:3",
     "markov:2",
-    "recurrent:2",
-    "hydra:6:search=best",
     "heads+ngram/chains:2",
     "heads+ngram/cover:3",
     "heads+ngram/beam:2+lookup:3",
@@ -107,14 +105,13 @@ def _decode(decoder: Decoder, name: str) -> list[Generation]:
 def _decoder() -> Decoder:
     """A random model with all assets."""
     model, small = _model(0, HEADS), _model(1, 1)
-    refiners = {kind: _refiner(kind) for kind in REFINER_KINDS}
     assets = Assets(
         ngram=synthetic_model(300, VOCABULARY),
         rescorer=small,
         draft_model=small,
         drafter=random_drafter(model, (0,)),
         eagle=_eagle(model),
-        **refiners,
+        markov=_refiner(),
     )
     return Decoder(model, width=4, assets=assets)
 
@@ -137,8 +134,8 @@ def _eagle(model: Model) -> AttachedEagle:
     return AttachedEagle(functions, params)
 
 
-def _refiner(kind: str) -> LoadedRefiner:
-    config = REFINER_KINDS[kind](VOCABULARY, WIDTH, HEADS)
+def _refiner() -> LoadedRefiner:
+    config = MarkovConfig(VOCABULARY, WIDTH, HEADS)
     shapes = jax.eval_shape(lambda: config.init(jax.random.key(0)))
     return LoadedRefiner(config, _random(shapes, 2), {})
 

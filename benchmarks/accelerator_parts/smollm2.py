@@ -11,6 +11,7 @@ from absl import flags
 
 from benchmarks.accelerator_parts.jobs import Job, JobSettings, Row
 from bpd_jax.base.errors import UserError
+from bpd_jax.decoding.compare import MethodResult, compare, compile_methods
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.loading import find_packaged
@@ -18,7 +19,6 @@ from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import Method
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation import decode_flags
-from bpd_jax.evaluation.compare import MethodResult, compare, compile_methods
 from bpd_jax.evaluation.efficiency import block_efficiency
 from bpd_jax.evaluation.token_cost import model_size
 from bpd_jax.formats.file_parts import gather_parts

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 
 from benchmarks.accelerator_parts.jobs import JobSettings, drafter_config
+from benchmarks.call_costs import PassCosts
 from bpd_jax.base.chips import CHIPS, Chip, chip_of_device
-from bpd_jax.decoding.call_costs import PassCosts
 from bpd_jax.evaluation.token_cost import ModelSize, cost, model_size
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions

@@ -66,15 +66,12 @@ def train_program(config: TrainConfig, mesh: Mesh) -> Program:
     abstract = abstract_state(config.model, optimizer, mesh, compute=compute)
 
     def lower() -> jax.stages.Lowered:
-        step: Any = make_train_step(config.loss(mesh), optimizer, abstract)
+        step: Any = make_train_step(
+            config.loss(mesh), config.lambdas, optimizer, abstract
+        )
         ids = np.zeros((config.batch_size, config.length), np.int32)
         batch = Batch(ids, ids, ids, ids.astype(bool))
-        lambdas = np.zeros(config.model.num_losses, np.float32)
-        return step.lower(
-            abstract,
-            spread(batch, mesh, BATCH_SPEC),
-            spread(lambdas, mesh, PartitionSpec()),
-        )
+        return step.lower(abstract, spread(batch, mesh, BATCH_SPEC))
 
     changed = (f"{name} {value}" for name, value in changed_settings(compute))
     return Program(

@@ -3,7 +3,6 @@
 from bpd_jax.base.errors import UserError
 from bpd_jax.cpu.attention_kernel import cache_dtype
 from bpd_jax.cpu.device import kernels_of, load_kernels
-from bpd_jax.cpu.host import microseconds
 from bpd_jax.cpu.integer_kernel import BLOCKS, lanes
 from bpd_jax.cpu.largest import index_of_largest, largest
 from bpd_jax.cpu.layer_loop import loop_over_layers
@@ -26,7 +25,6 @@ class CpuOps(DeviceOps):
     cache_dtype = staticmethod(cache_dtype)
     kernels_of = staticmethod(kernels_of)
     load_kernels = staticmethod(load_kernels)
-    microseconds = staticmethod(microseconds)
 
     def check_integers(self, trunk: TransformerConfig) -> None:
         tile = tile_of_processor()

@@ -4,7 +4,6 @@ Beam is imported in functions, so that commands which only may use it do not nee
 """
 
 import contextlib
-import importlib
 import io
 import os
 import re
@@ -18,10 +17,6 @@ if TYPE_CHECKING:
 
 # Runners whose job server accepts further options, which Beam cannot check.
 _WITH_JOB_SERVER = ("PortableRunner", "FlinkRunner", "SparkRunner")
-# Beam knows neither the short name of this runner nor, before its module is imported,
-# its options.
-_DASK = "DaskRunner"
-_DASK_MODULE = "apache_beam.runners.dask.dask_runner"
 
 
 def make_pipeline(options: Sequence[str]) -> "apache_beam.Pipeline":
@@ -39,7 +34,6 @@ def make_pipeline(options: Sequence[str]) -> "apache_beam.Pipeline":
             "pip install apache-beam."
         ) from error
 
-    options = _complete_dask_options(options)
     usage = io.StringIO()
     try:
         with contextlib.redirect_stderr(usage):
@@ -57,48 +51,6 @@ def make_pipeline(options: Sequence[str]) -> "apache_beam.Pipeline":
     if unknown and not runner.endswith(_WITH_JOB_SERVER):
         raise UserError(f"Beam has no option {' and '.join(unknown)}.")
     return pipeline
-
-
-def _complete_dask_options(options: Sequence[str]) -> list[str]:
-    """Adds defaults to the options of a pipeline on Dask; returns others unchanged.
-
-    The runner's default gives 128 files to one task. Here each file is a task, so that
-    all workers take part and a killed worker loses one file at most.
-    """
-    names = [f"--runner={_DASK}", f"--runner={_DASK_MODULE}.{_DASK}"]
-    if not set(names) & set(options):
-        return list(options)
-    try:
-        importlib.import_module(_DASK_MODULE)
-    except ImportError as error:
-        raise UserError(
-            f"{_DASK} needs the packages dask and distributed ({error}): install "
-            "bpd_jax with the extra dask."
-        ) from error
-    others = [option for option in options if option not in names]
-    sizes = ("--dask_npartitions", "--dask_partition_size")
-    if not any(size in option for option in others for size in sizes):
-        others.append("--dask_partition_size=1")
-    return [names[1], *others]
-
-
-@contextlib.contextmanager
-def running(pipeline: "apache_beam.Pipeline") -> Iterator[None]:
-    """Runs the transforms that the block adds, then disconnects from a cluster."""
-    try:
-        with pipeline:
-            yield
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        of_dask = type(error).__module__.startswith("distributed.")
-        if not of_dask and "trying to connect to" not in reason:
-            raise
-        raise UserError(f"the Dask cluster failed: {reason}") from error
-    finally:
-        # A pipeline that failed before it ran has no result.
-        client = getattr(getattr(pipeline, "result", None), "client", None)
-        if client is not None:
-            client.close()
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ def cache_task(
         _output(folder) as output,
     ):
         pipeline = beam_pipelines.make_pipeline(options)
-        with beam_pipelines.running(pipeline):
+        with pipeline:
             for split in existing_splits(task):
                 _add_split(pipeline, task, split, output)
         contents = {seqio_cache.DESCRIPTION: description, seqio_cache.COMPLETED: ""}

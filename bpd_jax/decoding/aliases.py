@@ -76,11 +76,6 @@ def markov(drafts: int = 1, **settings: Any) -> Method:
     return _composed("heads", "best", settings, ["markov"], drafts)
 
 
-def recurrent(drafts: int = 1, **settings: Any) -> Method:
-    """A trained recurrent refiner."""
-    return _composed("heads", "best", settings, ["recurrent"], drafts)
-
-
 def medusa(nodes: int = 32, **settings: Any) -> Method:
     """Medusa's tree."""
     return _composed("heads", "static", settings, number=nodes)
@@ -94,11 +89,6 @@ def medusa_ngram(nodes: int = 32, **settings: Any) -> Method:
 def medusa_neural(nodes: int = 32, **settings: Any) -> Method:
     """Medusa's tree, refined by a small language model."""
     return _composed("heads", "static", settings, ["neural"], nodes)
-
-
-def hydra(drafts: int = 1, **settings: Any) -> Method:
-    """Hydra's heads."""
-    return _composed("hydra", "best", settings, number=drafts)
 
 
 def prompt_lookup(tokens: int = 8, **settings: Any) -> Method:
@@ -135,8 +125,8 @@ ALIASES: dict[str, Callable[..., Method]] = {
     alias.__name__: alias
     for alias in (
         *(greedy, bpd, zero_gram, ngram, ngram_device, ngram_viterbi, ngram_fst),
-        *(neural, neural_ngram, markov, recurrent, medusa, medusa_ngram),
-        *(medusa_neural, hydra, prompt_lookup, lookahead, draft_model, oracle),
+        *(neural, neural_ngram, markov, medusa, medusa_ngram),
+        *(medusa_neural, prompt_lookup, lookahead, draft_model, oracle),
     )
 }
 

@@ -14,7 +14,6 @@ from bpd_jax.decoding.loading import load_model
 from bpd_jax.decoding.pretrained_checkpoint import other_formats
 from bpd_jax.drafting.assets import (
     HOW_TO_MAKE,
-    REFINERS,
     SMALL_LMS,
     Assets,
     AttachedDrafter,
@@ -47,9 +46,7 @@ from bpd_jax.training import hosts
 TUNING, TUNING_FORMAT = "drafting.json", 1
 
 # Folders of assets in a model's folder, by the name of the asset.
-ASSET_FOLDERS = {
-    name: f"refiners/{name}" if name in REFINERS else name for name in HOW_TO_MAKE
-}
+ASSET_FOLDERS = {name: name for name in HOW_TO_MAKE} | {"markov": "refiners/markov"}
 
 
 def with_assets(
@@ -67,7 +64,7 @@ def load_assets(
     Args:
       paths: folders (or the file of an n-gram model) by the names of `ASSET_FOLDERS`.
         Other assets are loaded from the model's folders if they exist, small LMs when a
-        method reads them, and refiners only if they were trained for this model.
+        method reads them, and a refiner only if it was trained for this model.
     """
     assets: dict[str, Any] = {}
     for name, folder in ASSET_FOLDERS.items():
@@ -84,7 +81,7 @@ def load_assets(
         asset = _load_asset(loaded, name, str(source))
         base = asset.base if isinstance(asset, LoadedRefiner) else None
         if base is not None and base != loaded.fingerprint:
-            # Refiners of the last checkpoint are ignored for earlier checkpoints.
+            # A refiner of the last checkpoint is ignored for earlier checkpoints.
             if path is not None:
                 raise UserError(
                     f"the {name} refiner in {path} was trained on another model than "

@@ -49,8 +49,8 @@ class _DefaultSizes(NamedTuple):
         a Markov head, which rescores all of them.
       nodes: N of `tree:N`.
       copied: N of `lookup:N`; 0 for none.
-      price: `Tree.price`, from which measured ones begin; None where a call with drafts
-        costs little more than one without.
+      price: `Tree.price` where it is not measured (`call_price`); None where a call
+        with drafts costs little more than one without.
     """
 
     candidates: int | None
@@ -101,7 +101,7 @@ class Decoder:
         self.assets.check(model.config)
         self.token_bytes = token_bytes
         self._context = BuildContext(self.model, self.assets, width, alpha)
-        self._drafters: dict[tuple[Method, float | None, bool], Drafter] = {}
+        self._drafters: dict[tuple[Method, float | None], Drafter] = {}
         self._stops: dict[tuple[str, ...], StopTable] = {}
 
     @property
@@ -160,26 +160,9 @@ class Decoder:
         """The drafter of `method`, which is built once."""
         # Drafts are drawn only for speculative sampling.
         drawn = options is not None and options.acceptance == SPECULATIVE
-        # Otherwise texts would depend on how long calls take.
-        exact = options is None or options.acceptance == EXACT
-        timed = exact and self._texts_do_not_depend_on_drafts
-        key = (method, options.temperature if drawn and options else None, timed)
-        context = dataclasses.replace(self._context, temperature=key[1], timed=timed)
+        key = (method, options.temperature if drawn and options else None)
+        context = dataclasses.replace(self._context, temperature=key[1])
         return remembered(self._drafters, key, lambda: method.build(context), 64)
-
-    @property
-    def _texts_do_not_depend_on_drafts(self) -> bool:
-        """Whether passes of all sizes compute the same numbers, with exact acceptance.
-
-        In half precision, and where XLA multiplies with experts, they are rounded
-        otherwise. A recorded model's clock is not that of the model.
-        """
-        model = self.model
-        return (
-            isinstance(model, Model)
-            and model.precision in ("float32", INT8)
-            and model.config.trunk.experts is None
-        )
 
     def task(
         self,

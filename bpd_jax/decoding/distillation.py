@@ -113,6 +113,8 @@ def distill(
                 f"another command has written to {folder} since this one began: give "
                 "each its own folder; the same command resumes what is missing."
             )
+        if states is not None:
+            states.flush()
         write_shard(
             folder,
             shard,
@@ -132,8 +134,6 @@ def distill(
             flush()
     if texts:
         flush()
-    if states is not None:
-        states.close()
 
 
 def recording_states(

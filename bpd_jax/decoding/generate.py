@@ -20,7 +20,6 @@ from bpd_jax.decoding.decode_loop import (
 )
 from bpd_jax.decoding.decode_state import DecodeState, StopTable
 from bpd_jax.decoding.options import DecodeOptions
-from bpd_jax.drafting.gate import GatedDrafter
 from bpd_jax.drafting.interface import Drafter, without_arrays
 from bpd_jax.models.model import Model
 from bpd_jax.models.partitioning import even_rows, everywhere, in_rows, on_host
@@ -176,17 +175,6 @@ class Task:
             read=columns_to_read(prompts, indices, padded),
         )
 
-    def recall(self, state: DecodeState) -> DecodeState:
-        """The state before the first call, with what the drafter has kept."""
-        if not isinstance(self.drafter, GatedDrafter):
-            return state
-        return dataclasses.replace(state, memory=self.drafter.recall(state.memory))
-
-    def keep(self, state: DecodeState) -> None:
-        """Keeps what the drafter has learned of whether drafts pay, for later texts."""
-        if isinstance(self.drafter, GatedDrafter):
-            self.drafter.keep(state.memory)
-
     def run(
         self,
         state: DecodeState,
@@ -228,7 +216,6 @@ def generate(
         state = _run(task, prompts, indices, options.max_new_tokens, padded)
         # All processes have the same numbers, from which they may choose a method.
         seconds = hosts.agree(time.perf_counter() - start) / len(indices)
-        task.keep(state)
         generations += _collect(state, [prompts[i] for i in indices], seconds)
         on_progress(sum(len(g.output_ids) for g in generations[indices.start :]))
     return generations
@@ -275,7 +262,7 @@ def _run(
 ) -> DecodeState:
     """The final state of one batch."""
     state = task.prefill(prompts, indices, _batch(task, prompts), new_tokens, padded)
-    return jax.block_until_ready(task.run(task.recall(state)))
+    return jax.block_until_ready(task.run(state))
 
 
 def padded_prompts(prompts: Sequence[np.ndarray]) -> int:
@@ -314,7 +301,7 @@ def stream(
     """
     start = time.perf_counter()
     new_tokens = task.options.max_new_tokens
-    state = task.recall(task.prefill([prompt], [0], task.rows(1), new_tokens, padded))
+    state = task.prefill([prompt], [0], task.rows(1), new_tokens, padded)
     shown, done = len(prompt), False
     while not done:
         state = task.run(state, calls)
@@ -324,7 +311,6 @@ def stream(
         if not done:
             yield tokens[0, shown:length], None
             shown = length
-    task.keep(state)
     seconds = time.perf_counter() - start
     generation = _collect(state, [prompt], seconds)[0]
     yield generation.output_ids[shown - len(prompt) :], generation

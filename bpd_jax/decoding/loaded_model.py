@@ -15,7 +15,7 @@ from bpd_jax.decoding.chat import check_variables, render_chat, render_continued
 from bpd_jax.decoding.decoder import Decoder, remembered
 from bpd_jax.decoding.options import DecodeConfig
 from bpd_jax.decoding.pretrained_checkpoint import Checkpoint
-from bpd_jax.drafting.assets import REFINERS, Assets
+from bpd_jax.drafting.assets import Assets
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.decoding_parameters import prepared
@@ -35,7 +35,7 @@ SizesCheck = Callable[[TransformerConfig], None]
 Prompt = str | Sequence[int] | np.ndarray | Sequence[Message]
 
 # Names of runs with a result of the same name, and a file of every run folder.
-_RESULTS = ("heads", "drafter", *(f"refiners/{kind}" for kind in REFINERS))
+_RESULTS = ("heads", "drafter", "refiners/markov")
 _RUN_CONFIGURATION = "config.gin"
 
 

@@ -84,7 +84,7 @@ class Method:
             )
         self._check_refiners()
         late = [part.name for part in self.all_parts if part.reads_on]
-        if late and getattr(self.search, "price", None) is not None:
+        if late and self.price is not None:
             raise UserError(
                 f"{self.name}: with price, some calls have no drafts, but {late[0]} "
                 "must read the tokens of every call: leave out the price."
@@ -97,7 +97,7 @@ class Method:
         if isinstance(self.source, StandalonePart) or self.source.offers_lattice:
             return
         for part in self.refiners:
-            if part.is_finite or part.needs_hidden:
+            if part.is_finite:
                 raise UserError(
                     f"{self.name}: {part.name} needs a lattice source, but the "
                     f"candidates of {self.source.name} depend on the path."
@@ -237,7 +237,7 @@ class Method:
         Methods without block heads are returned unchanged.
         """
         heads: Any = self.source
-        if heads.name != "heads":
+        if not getattr(heads, "is_heads", False):
             return self
         part = find_part(name)
         source = part(**{part.number_setting: heads.heads, "k": heads.k})
@@ -261,11 +261,6 @@ class Method:
         return frozenset(name for part in self.all_parts for name in part.needs)
 
     @property
-    def needs_hidden(self) -> bool:
-        """Whether a replay requires recorded hidden states."""
-        return any(part.needs_hidden for part in self.all_parts)
-
-    @property
     def needs_model(self) -> bool:
         """Whether it runs the model on other texts, so that it cannot be replayed."""
         return any(part.needs_model for part in self.all_parts)
@@ -279,48 +274,35 @@ class Method:
     @property
     def is_oracle(self) -> bool:
         """Whether it drafts from a reference text."""
-        return self.search_name == "oracle"
+        return self.search is not None and self.search.is_oracle
+
+    @property
+    def price(self) -> float | None:
+        """See `SearchPart.price`."""
+        return None if self.search is None else self.search.price
 
     def label(self, order: int | None = None) -> str:
-        words = self._words(order)
-        engine = getattr(self.search, "engine", "auto")
-        words += "" if engine == "auto" else f" ({engine})"
-        extra = [
+        words, notes = self.source.label(order), []
+        if self.search is not None:
+            assert isinstance(self.source, SourcePart)
+            # The neural refiner comes first, as in the paper.
+            ordered = sorted(self.refiners, key=lambda part: part.name != "neural")
+            refiners = " + ".join(part.label(order) for part in ordered)
+            words = self.search.label_with(self.source, refiners, order)
+            engine = self.search.engine_label
+            words += f" ({engine})" if engine else ""
+            notes = [self.search.note] if self.search.note else []
+        settings = [
             name if name == "adaptive" and value else f"{name} {short_text(value)}"
             for name, value in self.settings
             if name not in ("engine", "lookup")
         ]
-        extra += ["search beam"] if self.search_name == "beam" else []
-        words += f" ({', '.join(extra)})" if extra else ""
+        extra = ", ".join([*settings, *notes])
+        words += f" ({extra})" if extra else ""
         if self.lookup is None:
             return words
         lookup = self.lookup.label(order)
         return f"{words}, with {lookup[0].lower()}{lookup[1:]}"
-
-    def _words(self, order: int | None) -> str:
-        if self.search is None:
-            return self.source.label(order)
-        # The neural refiner comes first, as in the paper.
-        ordered = sorted(self.refiners, key=lambda part: part.name != "neural")
-        refiners = " + ".join(part.label(order) for part in ordered)
-        search, from_heads = self.search.label(order), self.source.name == "heads"
-        source = "" if from_heads else self.source.label(order)
-        if self.search.name == "chains":
-            chains = [search] if self.search.drafts > 1 else []
-            return ", ".join(
-                word for word in (self.source.label(order), refiners, *chains) if word
-            )
-        if from_heads and not refiners:
-            if self.search.name == "greedy":
-                return "BPD"
-            if self.search.name in ("oracle", "static"):
-                return search
-            refiners = "0-gram"
-        scores = " + ".join(word for word in (source, refiners) if word)
-        if not scores:
-            return search
-        comma = self.search.counts == NODES or self.search.name == "greedy"
-        return f"{search}, {scores}" if comma else f"{search} {scores}"
 
     def build(self, context: BuildContext) -> Drafter:
         context = dataclasses.replace(context, method=self.name)
@@ -338,20 +320,15 @@ class Method:
                 )
             drafter = WithLookup(first, second)
         # All drafts cost time, those of prompt lookup too.
-        price: float | None = getattr(self.search, "price", None)
-        if price is None:
-            return drafter
-        # Several devices must agree, and have no common clock.
-        timed = context.timed and context.model.mesh is None
-        return GatedDrafter(drafter, price, timed)
+        return drafter if self.price is None else GatedDrafter(drafter, self.price)
 
     def _build_without_lookup(self, context: BuildContext) -> Drafter:
         if isinstance(self.source, StandalonePart):
             return self.source.build(context)
         assert self.search is not None
-        if self.search.name == "greedy" and not self.refiners:
-            # A greedy walk without refiners needs one candidate per head.
-            context = dataclasses.replace(context, width=1)
+        width = self.search.width(bool(self.refiners))
+        if width is not None:
+            context = dataclasses.replace(context, width=width)
         source = self.source.build(context, self.search)
         return self.search.drafter(context, source, tuple(self.refiners))
 

@@ -230,7 +230,7 @@ class DecodeConfig(Validated):
         `Decoder.default_method`.
       lattice_width: W, candidates per head (the paper's k) for methods without k.
       alpha: weight of the refiners for methods without alpha; the default weight of
-        trained refiners (markov, recurrent) is 1, with which they were trained.
+        the trained refiner markov is 1, with which it was trained.
       mesh: the devices that decode; None for the first one.
     """
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.typing import Array, Bool, Float, Int, Params
+from bpd_jax.base.typing import Array, Bool, Float, Int
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.options import DecodeOptions, StepOptions
@@ -46,7 +46,6 @@ class RecordedText:
       log_probs: `[n, L-1, W]` float32, their log-probabilities, in nats.
       entropies: `[n, L]` float32, entropies of heads 1 … L in nats; that of head 1 is
         over the draft vocabulary of the others, so that they can be compared.
-      hidden: `[n, D]`, final hidden states.
       drafter: candidates, log-probabilities, entropies and perhaps factors of a block
         drafter at the same columns, for its positions 1 … L-1 (`record_drafter`); None
         without a drafter.
@@ -57,7 +56,6 @@ class RecordedText:
     candidates: np.ndarray
     log_probs: np.ndarray
     entropies: np.ndarray
-    hidden: np.ndarray
     drafter: tuple[np.ndarray, ...] | None = None
 
     def predicted_by(self, source: str) -> "RecordedText":
@@ -82,15 +80,10 @@ class Recording:
     Attributes:
       tokens: prompts and texts.
       drafts: outputs of heads 2 … L; see `Model.block_candidates`.
-      hidden: final hidden states; None if they were not recorded.
-      params: parameters of the model if hidden states are recorded, for drafters that
-        use its embedding and softmax.
     """
 
     tokens: Int[Array, "R S"]
     drafts: RecordedDrafts
-    hidden: Float[Array, "R N D"] | None = None
-    params: Params | None = None
 
 
 @flax.struct.dataclass
@@ -158,25 +151,6 @@ class RecordedModel:
         rows, places = hidden[:, 0], hidden[:, 1]
         return self.recording.drafts.at(rows, places, block_size - 1, width)[:3]
 
-    def states(self, hidden: Int[Array, "B 2"]) -> Array:
-        """The recorded hidden states."""
-        assert self.recording.hidden is not None
-        row, position = hidden[..., 0], hidden[..., 1]
-        columns = self.recording.drafts.columns(row, position)
-        return self.recording.hidden[row, columns]
-
-    def embed(self, tokens: Array) -> Array:
-        """See `Model`, as of the following methods."""
-        return Model(self.config, self.recording.params).embed(tokens)
-
-    def draft_logits(self, states: Array, level: int) -> Array:
-        """Logits over the draft vocabulary."""
-        return Model(self.config, self.recording.params).draft_logits(states, level)
-
-    def draft_tokens(self, indices: Array) -> Array:
-        """Token ids of indices in the draft vocabulary."""
-        return Model(self.config, self.recording.params).draft_tokens(indices)
-
 
 def record_text(
     decoder: Decoder,
@@ -216,11 +190,9 @@ def record_text(
         drafts = tuple(array[: len(output)] for array in padded)
     # On the host, because a replay may run on another device than the model.
     arrays = (np.asarray(array)[: len(output)] for array in on_host(outputs))
-    candidates, log_probs, entropies, hidden = arrays
+    candidates, log_probs, entropies = arrays
     prompt = np.asarray(prompt, np.int32)
-    return RecordedText(
-        prompt, output, candidates, log_probs, entropies, hidden, drafts
-    )
+    return RecordedText(prompt, output, candidates, log_probs, entropies, drafts)
 
 
 def padded_sizes(texts: Sequence[Generation | RecordedText]) -> tuple[int, int]:
@@ -256,9 +228,8 @@ def _record(
     """The outputs at `count` positions from `start` on; see `RecordedText`.
 
     Returns:
-      Candidates, log-probabilities, entropies and final hidden states; and for
-      `record_drafter` the outputs `[S, F]` of `layers` and the model's choices of the
-      next tokens.
+      Candidates, log-probabilities and entropies; and for `record_drafter` the outputs
+      `[S, F]` of `layers` and the model's choices of the next tokens.
     """
     positions = jnp.arange(tokens.shape[0])[None]
     choices = jnp.arange(model.config.draft_vocab_size)
@@ -306,30 +277,24 @@ def _record(
         array.reshape(count, *array.shape[2:])
         for array in jax.lax.map(chunk_outputs, chunks)
     )
-    return candidates, log_probs, entropies, hidden, for_drafter, chosen
+    return candidates, log_probs, entropies, for_drafter, chosen
 
 
 def assemble(
-    texts: Sequence[RecordedText],
-    params: Params | None = None,
-    sizes: tuple[int, int] | None = None,
+    texts: Sequence[RecordedText], sizes: tuple[int, int] | None = None
 ) -> Recording:
     """Stacks recorded texts.
 
     Args:
       texts: recorded texts of one model, with equal numbers of candidates.
-      params: parameters of the model if hidden states are needed.
       sizes: S and N; by default the smallest possible.
     """
     slots, positions = sizes or padded_sizes(texts)
     tokens = [np.concatenate([text.input_ids, text.output_ids]) for text in texts]
-    hidden = None
-    if params is not None:
-        hidden = stack_padded([text.hidden for text in texts], positions)
     drafts = RecordedDrafts(
         starts=jnp.asarray([len(text.input_ids) - 1 for text in texts], jnp.int32),
         candidates=stack_padded([text.candidates for text in texts], positions),
         log_probs=stack_padded([text.log_probs for text in texts], positions),
         entropies=stack_padded([text.entropies[:, 1:] for text in texts], positions),
     )
-    return Recording(stack_padded(tokens, slots), drafts, hidden, params)
+    return Recording(stack_padded(tokens, slots), drafts)

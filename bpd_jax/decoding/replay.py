@@ -84,8 +84,7 @@ class Replay:
         """Replays decoding by `method`: the same drafts, serial calls and tokens.
 
         Only the winning draft of a text's last call may differ, if it depends on tokens
-        after the end; and methods with a price, which here is the one they are given,
-        not what calls of the model take. `seconds` are those of drafting alone.
+        after the end. `seconds` are those of drafting alone.
 
         Args:
           method: any method except lookahead.
@@ -101,8 +100,6 @@ class Replay:
                 f"{method.name} needs {k} candidates per head, but only "
                 f"{self.model.width} were recorded."
             )
-        if method.needs_hidden and self.model.recording.hidden is None:
-            raise UserError(f"{method.name} needs a recording with hidden states.")
         decoder = decoder or self.decoder(width=self.model.width)
         prompts = [text.input_ids for text in self.texts]
         # The texts show the choices of the adjusted logits.
@@ -155,7 +152,6 @@ def record(
     options: DecodeOptions,
     *,
     width: int | None = None,
-    keep_hidden: bool = False,
     on_progress: Callable[[int], object] = lambda texts: None,
 ) -> Replay:
     """Runs the model once over decoded texts and records its outputs.
@@ -164,7 +160,6 @@ def record(
       options: options with which they were decoded greedily.
       width: candidates recorded per head, at most the draft vocabulary; by default
         those of the decoder.
-      keep_hidden: whether to record hidden states, for hydra and recurrent.
       on_progress: called with 1 after each text.
     """
     if options.temperature != 0 or not texts:
@@ -179,7 +174,7 @@ def record(
             record_text(decoder, text, width, slots=slots, positions=positions)
         )
         on_progress(1)
-    return replay_of(decoder, recorded, options, keep_hidden=keep_hidden)
+    return replay_of(decoder, recorded, options)
 
 
 def replay_of(
@@ -187,7 +182,6 @@ def replay_of(
     texts: Sequence[RecordedText],
     options: DecodeOptions,
     *,
-    keep_hidden: bool = False,
     sizes: tuple[int, int] | None = None,
     padded: int | None = None,
 ) -> Replay:
@@ -199,7 +193,7 @@ def replay_of(
       sizes: sizes of the recording; see `assemble`.
       padded: see `Replay`.
     """
-    recording = assemble(texts, decoder.model.params if keep_hidden else None, sizes)
+    recording = assemble(texts, sizes)
     width = texts[0].candidates.shape[2]
     return Replay(
         tuple(texts),

@@ -19,7 +19,6 @@ from bpd_jax.ngrams.model import NGramModel
 if TYPE_CHECKING:
     from bpd_jax.models.eagle import EagleFunctions
 
-REFINERS = ("markov", "recurrent", "hydra")
 SMALL_LMS = ("rescorer", "draft_model")
 
 Accuracies = tuple[tuple[float, ...], ...]
@@ -112,7 +111,7 @@ class Assets:
       ngram: an n-gram model over the model's tokens.
       rescorer: a small LM over the same tokens, for the refiner neural.
       draft_model: a small LM over the same tokens, for the source draft_model.
-      markov, recurrent, hydra: refiners trained for this model.
+      markov: a refiner trained for this model.
       drafter: a block drafter trained for this model.
       eagle: an EAGLE-3 drafter of this model.
       accuracies: `accuracies[j][r]` is the share of right candidates of rank r of head
@@ -125,8 +124,6 @@ class Assets:
     rescorer: OnUse = OnUse()
     draft_model: OnUse = OnUse()
     markov: LoadedRefiner | None = None
-    recurrent: LoadedRefiner | None = None
-    hydra: LoadedRefiner | None = None
     drafter: AttachedDrafter | None = None
     eagle: AttachedEagle | None = None
     accuracies: Accuracies | None = None
@@ -150,17 +147,9 @@ class Assets:
                     f"{vocab_size}: make it with the language model's tokenizer "
                     "(build_ngram --vocabulary=RUN_FOLDER, or train on the same task)."
                 )
-        for kind in REFINERS:
-            refiner: LoadedRefiner | None = getattr(self, kind)
-            if refiner is None:
-                continue
-            if refiner.kind != kind:
-                raise UserError(
-                    f"the {kind} refiner is a {refiner.kind} refiner: pass it as "
-                    f"--{refiner.kind}."
-                )
+        if self.markov is not None:
             check_fits(
-                refiner.config,
+                self.markov.config,
                 vocab_size=vocab_size,
                 d_model=model.trunk.d_model,
                 block_size=model.block_size,
@@ -182,12 +171,9 @@ HOW_TO_MAKE = {
     "bpd_jax.train and pass its run folder as --rescorer.",
     "draft_model": "a smaller language model: train one on the same tokens with python "
     "-m bpd_jax.train and pass its run folder as --draft_model.",
-    **{
-        kind: f"a trained {kind} refiner: train one with python -m bpd_jax.train and "
-        f"gin_configs/runs/refiner.gin, and pass the folder {kind} of its run folder "
-        f"as --{kind}."
-        for kind in REFINERS
-    },
+    "markov": "a trained Markov refiner: train one with python -m bpd_jax.train and "
+    "gin_configs/runs/refiner.gin, and pass the folder markov of its run folder as "
+    "--markov.",
     "drafter": "a block drafter: train one with python -m bpd_jax.train and a "
     "drafter's gin file (docs/pretrained.md), and pass its folder as --drafter.",
     "eagle": "a published EAGLE-3 drafter of the model: pass its folder as --eagle.",
@@ -204,8 +190,6 @@ class AssetPaths(Validated):
       rescorer: run folder of a small LM, for the refiner neural.
       draft_model: run folder of a smaller LM, for draft_model.
       markov: folder of a Markov refiner.
-      recurrent: folder of a recurrent refiner.
-      hydra: folder of trained Hydra heads.
       drafter: folder of a block drafter, for the source block: trained here, or
         published (dflash or dspark of speculators, z-lab, DeepSpec).
       eagle: folder of a published EAGLE-3 drafter, for the source eagle.
@@ -215,8 +199,6 @@ class AssetPaths(Validated):
     rescorer: Path | None = None
     draft_model: Path | None = None
     markov: Path | None = None
-    recurrent: Path | None = None
-    hydra: Path | None = None
     drafter: Path | None = None
     eagle: Path | None = None
 

@@ -3,9 +3,9 @@
 The decode loop depends only on `Drafter`. Most drafters are composed of three parts:
 
 - a `Source` provides candidates for the next token of a draft, with log-probabilities:
-  block heads, a block drafter, Hydra heads, a draft model;
+  block heads, a block drafter, EAGLE-3, a draft model;
 - any number of `Refiner`s add scores to them: an n-gram model, a Markov head, a small
-  language model, a recurrent network;
+  language model;
 - a `Search` builds drafts from the sums: the P best paths, a tree of M nodes.
 
 The decode loop calls a drafter in this order:

@@ -47,7 +47,6 @@ class BuildContext:
         drafts are not sampled.
       max_accepted: upper bound of the tokens that one serial call accepts from prompt
         lookup.
-      timed: whether drafts may depend on how long calls take.
       shared: objects that are shared between methods, by key.
     """
 
@@ -58,7 +57,6 @@ class BuildContext:
     method: str = ""
     temperature: float | None = None
     max_accepted: int = 1
-    timed: bool = True
     shared: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -89,8 +87,6 @@ class Part:
       number_setting: the setting that a number after the name sets, as in `tree:32`,
         or "".
       needs: names of required assets.
-      needs_hidden: whether it reads hidden states of the model, which are recorded for
-        replay only on request.
       needs_model: whether it runs the model on other texts, or reads states of its
         layers that replay does not have, so that it cannot be replayed.
       reads_on: whether it reads the tokens of the last call before it drafts, so that
@@ -104,7 +100,6 @@ class Part:
     reference: ClassVar[str] = "bpd_jax"
     number_setting: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ()
-    needs_hidden: ClassVar[bool] = False
     needs_model: ClassVar[bool] = False
     reads_on: ClassVar[bool] = False
     offers_lattice: ClassVar[bool] = False
@@ -141,9 +136,11 @@ class SourcePart(Part, abc.ABC):
 
     Class variables:
       default_search: the search of methods that do not name one.
+      is_heads: whether it is the model's own block heads, which labels leave out.
     """
 
     default_search: ClassVar[str] = "greedy"
+    is_heads: ClassVar[bool] = False
 
     @abc.abstractmethod
     def build(self, context: BuildContext, search: "SearchPart") -> Source:
@@ -192,9 +189,48 @@ class SearchPart(Part, abc.ABC):
 
     Class variables:
       counts: unit of its number, `DRAFTS` or `NODES`; "" without a number.
+      is_oracle: whether it drafts from a reference text.
+      of_heads: label of a method that searches the block heads alone, "" for that of
+        the search; None if it names the scores, "0-gram".
+      joint: what is between the label of the search and the scores.
+      note: what a label says besides the settings, or "".
     """
 
     counts: ClassVar[str] = ""
+    is_oracle: ClassVar[bool] = False
+    of_heads: ClassVar[str | None] = None
+    joint: ClassVar[str] = " "
+    note: ClassVar[str] = ""
+
+    @property
+    def price(self) -> float | None:
+        """Time of a call with drafts in calls without, if drafts must be worth it."""
+        return None
+
+    @property
+    def engine_label(self) -> str:
+        """What runs the search, in a label; "" for the usual."""
+        return ""
+
+    def width(self, refined: bool) -> int | None:
+        """Candidates per position that it needs; None for those of the decoder.
+
+        `refined` is whether refiners score them.
+        """
+        return None
+
+    def label_with(
+        self, source: SourcePart, refiners: str, order: int | None = None
+    ) -> str:
+        """The display name of a source, refiners and this search."""
+        label = self.label(order)
+        if source.is_heads and not refiners:
+            if self.of_heads is not None:
+                return self.of_heads or label
+            refiners = "0-gram"
+        parts = ("" if source.is_heads else source.label(order), refiners)
+        scores = " + ".join(part for part in parts if part)
+        return f"{label}{self.joint}{scores}" if scores else label
 
     @property
     def drafts(self) -> int:

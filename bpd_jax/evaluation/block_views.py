@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bpd_jax.decoding.compare import MethodResult
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.decoding.replay import Replay, record
 from bpd_jax.drafting.lattice import Lattice, build_lattice
-from bpd_jax.evaluation.compare import MethodResult
 
 
 @dataclasses.dataclass(frozen=True)

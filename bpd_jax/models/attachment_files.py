@@ -35,7 +35,7 @@ from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.parameters import abstract_parameters
 from bpd_jax.models.partitioning import placed
-from bpd_jax.models.trained_refiners import REFINER_KINDS, RefinerConfig
+from bpd_jax.models.trained_refiners import MarkovConfig
 from bpd_jax.models.transformer_config import TransformerConfig, from_fields
 from bpd_jax.storage import files
 from bpd_jax.storage.folders import Artifact, replacing_folder
@@ -190,6 +190,8 @@ save_drafter, load_drafter = DRAFTER_FILES.save, DRAFTER_FILES.load
 
 
 _REFINER = "params.npz"
+# The kind in the header of a refiner, the name of its folder in that of its run.
+MARKOV = "markov"
 REFINER_KIND = Artifact(
     "a refiner",
     "refiner.json",
@@ -210,27 +212,22 @@ class LoadedRefiner:
         unknown.
     """
 
-    config: RefinerConfig
+    config: MarkovConfig
     params: Params
     facts: dict[str, Any]
     base: str | None = None
 
-    @property
-    def kind(self) -> str:
-        """`markov`, `recurrent` or `hydra`."""
-        return self.config.kind
-
 
 def save_refiner(
     folder: str | os.PathLike[str],
-    config: RefinerConfig,
+    config: MarkovConfig,
     params: Params,
     facts: Mapping[str, Any],
     base: str | None = None,
 ) -> None:
     """Writes a refiner atomically; for `facts` and `base` see `LoadedRefiner`."""
     header = {
-        "kind": config.kind,
+        "kind": MARKOV,
         "base": base,
         "config": dataclasses.asdict(config),
         "facts": dict(facts),
@@ -247,7 +244,9 @@ def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
         folder, {"kind": str, "config": dict, "facts": dict}
     )
     with REFINER_KIND.reading(folder / REFINER_KIND.marker):
-        config = REFINER_KINDS[header["kind"]](**header["config"])
+        if header["kind"] != MARKOV:
+            raise ValueError(f"{header['kind']!r} is no kind of refiner")
+        config = MarkovConfig(**header["config"])
     path = folder / _REFINER
     with REFINER_KIND.reading(path):
         key = jax.eval_shape(lambda: jax.random.key(0))
@@ -264,7 +263,7 @@ def load_refiner(folder: str | os.PathLike[str]) -> LoadedRefiner:
 
 
 def check_fits(
-    config: RefinerConfig, *, vocab_size: int, d_model: int, block_size: int
+    config: MarkovConfig, *, vocab_size: int, d_model: int, block_size: int
 ) -> None:
     """Checks that the refiner fits a model of these sizes."""
     trained_sizes = (config.vocab_size, config.d_model, config.num_heads)
@@ -275,7 +274,7 @@ def check_fits(
         return f"{vocab_size} tokens, width {d_model} and {block_size} heads"
 
     raise UserError(
-        f"the {config.kind} refiner belongs to a model of {sizes(*trained_sizes)}, and "
+        f"the refiner belongs to a model of {sizes(*trained_sizes)}, and "
         f"this model has {sizes(vocab_size, d_model, block_size)}: train one for it "
         "with python -m bpd_jax.train and gin_configs/runs/refiner.gin."
     )

@@ -28,7 +28,6 @@ from bpd_jax.models.device_ops import ACTIVATIONS
 from bpd_jax.models.layers import named_normal, named_zeros
 from bpd_jax.models.partitioning import BLOCK_HEAD, EMBED, MLP, VOCAB, unbox
 from bpd_jax.models.products import parameter, product, rows_of
-from bpd_jax.models.trained_refiners import unit_rms
 from bpd_jax.models.transformer_config import TransformerConfig
 
 _AXES: dict[str, tuple[str | None, ...]] = {
@@ -260,3 +259,13 @@ def init_heads(
     if vocabulary is not None:
         heads["vocabulary"] = jnp.asarray(vocabulary, jnp.int32)
     return heads
+
+
+def unit_rms(vectors: Float[Array, "... D"]) -> Float[Array, "... D"]:
+    """Vectors scaled to a root mean square of 1.
+
+    Embeddings that are tied to the softmax are much smaller than hidden states.
+    """
+    wide = vectors.astype(jnp.float32)
+    square = jnp.mean(jnp.square(wide), -1, keepdims=True)
+    return (wide * jax.lax.rsqrt(square + 1e-12)).astype(vectors.dtype)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.typing import Array, Bool, Float, Int, Num, Params, PyTree, UInt
+from bpd_jax.base.typing import Array, Bool, Float, Int, Params, PyTree
 from bpd_jax.models.attention import Attended, attention
 from bpd_jax.models.cache import KeyValues, KVCache
 from bpd_jax.models.prefix_attention import prefix_attention
@@ -232,13 +232,6 @@ class DeviceOps:
     def load_kernels(self, names: Sequence[str]) -> bool:
         """Registers kernels whose machine code is on disk; whether all could be."""
         return not names
-
-    def microseconds(self, after: Num[Array, "..."]) -> UInt[Array, ""] | None:
-        """The time of a clock once `after` is known, in microseconds modulo 2^32.
-
-        None where programs cannot read one.
-        """
-        return None
 
 
 def register(platform: str, ops: DeviceOps) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bpd_jax.decoding.compare import MethodResult, divergence
 from bpd_jax.decoding.methods import Method
 from bpd_jax.evaluation.block_views import BlockView
-from bpd_jax.evaluation.compare import MethodResult, divergence
 from bpd_jax.evaluation.draft_statistics import draft_statistics
 from bpd_jax.evaluation.efficiency import (
     block_efficiency,

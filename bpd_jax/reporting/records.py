@@ -76,7 +76,7 @@ class MethodSummary:
         tokens are the most probable one, up to rounding.
       interval: bootstrap interval (low, high) of the block efficiency.
       gain_interval: paired bootstrap interval (low, high) of `gain`.
-      divergence: see `evaluation.compare.divergence`; None if no text differs.
+      divergence: see `decoding.compare.divergence`; None if no text differs.
       nodes: mean number of distinct prefixes verified per serial call.
       repeated: share of equal neighbours in the best-ranked drafts.
       longest_run: mean longest run of one token in them.

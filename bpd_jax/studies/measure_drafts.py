@@ -104,7 +104,6 @@ def replay(
                 decoder,
                 texts,
                 context.options(task),
-                keep_hidden=method.needs_hidden,
                 sizes=sizes,
                 padded=padded,
             )

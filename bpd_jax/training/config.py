@@ -23,7 +23,6 @@ from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.mesh import MeshConfig
 from bpd_jax.models.partitioning import row_parts
 from bpd_jax.models.transformer_config import ComputeConfig
-from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.loss import BlockwiseLoss, LossSettings
 
 
@@ -115,7 +114,6 @@ class TrainConfig(LossSettings):
       mesh: sharding over devices.
       compute: trade-offs of memory and time; may change when a run resumes.
       head_weights: λ_h of each head in the loss; None for 1 each.
-      head_schedule: schedule of λ_h; None for constant λ_h.
       start: name or folder of a trained model that initialises the trunk, which must
         have the same sizes (except `max_length` with rotary positions), and the heads
         if they have the same kind and sizes; for a run its best checkpoint. None
@@ -143,7 +141,6 @@ class TrainConfig(LossSettings):
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     compute: ComputeConfig = dataclasses.field(default_factory=ComputeConfig)
     head_weights: tuple[NonNegative, ...] | None = None
-    head_schedule: HeadSchedule | None = None
     start: Path | None = None
     log_every: Count = 50
     evaluate_every: Count = 500

@@ -18,15 +18,16 @@ import optax
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Params, PyTree
 from bpd_jax.models.attachments import by_path
-from bpd_jax.models.partitioning import from_own_rows, replicated
+from bpd_jax.models.partitioning import replicated
 from bpd_jax.training import hosts, run_folder
 from bpd_jax.training.checkpoints import Checkpoints
 from bpd_jax.training.config import FrozenConfig
+from bpd_jax.training.loop import Evaluated, run_steps
 from bpd_jax.training.metrics import MetricsWriter
 from bpd_jax.training.objective import Objective
 from bpd_jax.training.run_log import METER, Meter, RunLog
 from bpd_jax.training.run_names import CHECKPOINTS
-from bpd_jax.training.state import TrainState, learning_rate_schedule, make_optimizer
+from bpd_jax.training.state import TrainState, make_optimizer
 from bpd_jax.training.step import Metrics, updated
 
 
@@ -125,41 +126,29 @@ def train(
             held_out = sums_over(state.params, batches=run_batches.held_out)
             return _result(run_batches, state.params, held_out, sums_over, begin)
 
-        rate = learning_rate_schedule(config.optimizer, steps)
-        with (
-            hosts.deferred_signals() as stop,
-            RunLog(folder, checkpoints, start, steps, meter) as log,
-        ):
-            for step in range(start, steps):
-                # ---- One step of the optimizer
+        sums: list[Any] = []
 
-                done, batch = step + 1, from_own_rows(next(run_batches.train), mesh)
-                state, metrics = update(state, frozen, batch)
+        def evaluate(step: int, state: TrainState) -> Evaluated:
+            sums.append(sums_over(state.params, batches=run_batches.held_out))
+            return Evaluated(sums[-1].metrics())
 
-                signal, last = stop(done), done == steps
-                logs = last or done % config.log_every == 0
-                evaluates = last or done % config.evaluate_every == 0
-                saves = last or bool(signal) or done % config.checkpoint_every == 0
-                log.add(done, metrics, read=logs or evaluates or saves)
+        def save(step: int, state: TrainState) -> None:
+            data = {"key": key, "seconds": time.perf_counter() - begin}
+            checkpoints.save(step, state, data | {METER: meter.state()})
 
-                # ---- The log, held-out texts, a checkpoint
-
-                if logs:
-                    log.means(done, float(rate(step)))
-                if evaluates:
-                    held_out = sums_over(state.params, batches=run_batches.held_out)
-                    log.evaluation(done, held_out.metrics())
-                if saves:
-                    seconds = time.perf_counter() - begin
-                    data = {"key": key, "seconds": seconds}
-                    checkpoints.save(done, state, data | {METER: meter.state()})
-                    log.publish()
-                if signal:
-                    break
-            checkpoints.wait()
-        if signal and not last:
-            log.stopped(done, signal)
-        result = _result(run_batches, state.params, held_out, sums_over, begin)
+        _, state = run_steps(
+            config,
+            state,
+            start,
+            run_batches.train,
+            lambda state, batch: update(state, frozen, batch),
+            evaluate,
+            save,
+            checkpoints,
+            RunLog(folder, checkpoints, start, steps, meter),
+            mesh,
+        )
+        result = _result(run_batches, state.params, sums[-1], sums_over, begin)
         if result.sample is not None:
             with MetricsWriter(folder, steps) as writer:
                 writer.write(steps, result.sample.metrics("train"))

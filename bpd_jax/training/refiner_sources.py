@@ -29,8 +29,8 @@ from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.segment_attention import Segments
-from bpd_jax.models.trained_refiners import REFINER_KINDS, RefinerConfig
-from bpd_jax.models.transformer_config import Rank, Size
+from bpd_jax.models.trained_refiners import MarkovConfig
+from bpd_jax.models.transformer_config import Rank
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training.config import FrozenConfig
 from bpd_jax.training.heads.batches import PositionBatch, PositionBatcher
@@ -56,13 +56,10 @@ class RefinerTrainConfig(FrozenConfig):
       heads: folder of block heads for a pretrained model; None for its own.
       data: folder of packed rows, with train/ and validation/, or of the cached states
         of heads training; None for data/ in the folder of the model, or else states/.
-      kind: `markov`, `recurrent` or `hydra`.
       targets: training targets: `model` for the model's own next tokens, which are what
         verification accepts, or `text` for the tokens of the text.
       steps: number of steps of the whole run.
-      rank: rank of the correction; None for the default of the kind.
-      width: width of the recurrent state or of a Hydra head's layer; None for the
-        default of the kind.
+      rank: rank of the correction.
       held_out_rows: highest number of rows of the validation split for an evaluation;
         with cached states, 2 % of the texts are evaluated.
     """
@@ -70,33 +67,22 @@ class RefinerTrainConfig(FrozenConfig):
     model: Path
     heads: Path | None = None
     data: Path | None = None
-    kind: Annotated[str, choice(*REFINER_KINDS)]
     targets: Annotated[str, choice(*TARGETS)] = "model"
     steps: Count = 1000
-    rank: Rank | None = None
-    width: Size | None = None
+    rank: Rank = MarkovConfig.rank
     held_out_rows: Count = 1000
 
-    def config_for(self, model: BlockwiseConfig) -> RefinerConfig:
+    def config_for(self, model: BlockwiseConfig) -> MarkovConfig:
         """The configuration of a refiner for `model`."""
         if model.block_size < 2:
             raise UserError(
                 "the model has no block heads whose drafts could be refined: train it "
                 "with BlockHeadsConfig.num_heads of 2 or more."
             )
-        kind = REFINER_KINDS[self.kind]
-        sizes: dict[str, int] = {}
-        for name in ("rank", "width"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if name not in {field.name for field in dataclasses.fields(kind)}:
-                raise UserError(
-                    f"RefinerTrainConfig.{name} does not apply to kind = {self.kind!r}."
-                )
-            sizes[name] = value
         trunk = model.trunk
-        return kind(trunk.vocab_size, trunk.d_model, model.block_size, **sizes)
+        return MarkovConfig(
+            trunk.vocab_size, trunk.d_model, model.block_size, self.rank
+        )
 
 
 class BaseOutputs(NamedTuple):
@@ -106,7 +92,6 @@ class BaseOutputs(NamedTuple):
     those after every position.
     """
 
-    hidden: Float[Array, "n D"]
     states: Float[Array, "n levels D"]
     tokens: Int[Array, "n L"]
     targets: Int[Array, "n levels"]
@@ -134,11 +119,8 @@ def outputs_of_rows(
             [jnp.roll(best, -level, axis=1) for level in range(1, model.block_size)]
         )
     by_position = (x.reshape(len(x), -1).T for x in (after, targets, valid[1:]))
-    return BaseOutputs(
-        hidden.reshape(-1, hidden.shape[-1]),
-        states[..., 1:, :].reshape(-1, *states[0, 0, 1:].shape),
-        *by_position,
-    )
+    levels = states[..., 1:, :].reshape(-1, *states[0, 0, 1:].shape)
+    return BaseOutputs(levels, *by_position)
 
 
 def outputs_of_states(
@@ -152,7 +134,7 @@ def outputs_of_states(
     hidden = jnp.asarray(batch.states).astype(model.trunk.dtype)
     states = BlockwiseLM(model).apply({"params": base}, hidden, method="head_states")
     tokens, valid = jnp.asarray(batch.tokens), jnp.asarray(batch.valid)
-    return BaseOutputs(hidden, states[:, 1:], tokens, tokens[:, 1:], valid[:, 1:])
+    return BaseOutputs(states[:, 1:], tokens, tokens[:, 1:], valid[:, 1:])
 
 
 ROWS, POSITIONS = 16, 2048

@@ -1,8 +1,7 @@
 """Training of a refiner for a frozen model.
 
 `refiner_sources` provides the data. A run folder contains `checkpoints/`,
-`metrics.jsonl`, the configuration, and at the end the refiner, in a folder with the
-name of its kind.
+`metrics.jsonl`, the configuration, and at the end the refiner, in the folder `markov`.
 """
 
 import dataclasses
@@ -18,21 +17,11 @@ import numpy as np
 
 from bpd_jax.base import progress
 from bpd_jax.base.typing import Array, Float, Params
-from bpd_jax.models.attachment_files import REFINER_KIND, save_refiner
+from bpd_jax.models.attachment_files import MARKOV, REFINER_KIND, save_refiner
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.block_heads import softmax_rows
-from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.trained_refiners import (
-    HydraConfig,
-    RecurrentConfig,
-    RefinerConfig,
-    hydra_states,
-    markov_queries,
-    recurrent_queries,
-    recurrent_start,
-    recurrent_step,
-)
+from bpd_jax.models.trained_refiners import MarkovConfig, markov_queries
 from bpd_jax.storage import folders
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training import frozen, run_folder
@@ -99,7 +88,7 @@ class RefinerObjective(Objective):
       model_targets: whether the targets are the model's own next tokens.
     """
 
-    config: RefinerConfig
+    config: MarkovConfig
     model: BlockwiseConfig
     freeze: Callable[..., BaseOutputs]
     model_targets: bool
@@ -157,27 +146,10 @@ class RefinerObjective(Objective):
 
         A correction of the logits adds columns: [state, query] · [softmax, output]ᵀ.
         """
-        config, tokens = self.config, outputs.tokens
-        if isinstance(config, HydraConfig):
-            model = BlockwiseLM(self.model)
-            embedded = model.apply({"params": base}, tokens, method="embed")
-            # Each position of the batch is treated as one text with a single path.
-            states = [
-                hydra_states(config, params, outputs.hidden, embedded[:, None, :j], j)
-                for j in config.levels
-            ]
-            return jnp.concatenate(states, axis=1), matrix
-        queries = []
-        if isinstance(config, RecurrentConfig):
-            state = recurrent_start(params, outputs.hidden)
-            for level in config.levels:
-                state = recurrent_step(params, state, tokens[:, level - 1])
-                queries.append(recurrent_queries(params, state, level))
-        else:
-            queries = [
-                markov_queries(params, tokens[:, level - 1], level)
-                for level in config.levels
-            ]
+        queries = [
+            markov_queries(params, outputs.tokens[:, level - 1], level)
+            for level in self.config.levels
+        ]
         vocabulary = base.get("heads", {}).get("vocabulary")
         output = params["output"]
         output = output if vocabulary is None else output[vocabulary]
@@ -198,7 +170,7 @@ def train_refiner(
 ) -> RefinerHeldOut:
     """Trains a refiner, or resumes the run in `workdir`.
 
-    The result is written to a folder with the name of the kind in `workdir`. SIGTERM
+    The result is written to the folder `markov` in `workdir`. SIGTERM
     and Ctrl-C end the run after the current step with a checkpoint. `data` is a folder
     with the packed rows of both splits, `train` and `validation`, or with cached states
     of the model. `text` is the gin text of `config` and `operative` the operative one,
@@ -207,7 +179,7 @@ def train_refiner(
     refiner = config.config_for(model)
     source = open_source(data, config, model, params)
     folder = as_path(workdir)
-    output = folder / config.kind
+    output = folder / MARKOV
     folders.check_folder(output, REFINER_KIND)
     objective = RefinerObjective(
         refiner, model, source.freeze, config.targets == "model"
@@ -248,7 +220,7 @@ def train_refiner(
 def describe(config: RefinerTrainConfig, model: BlockwiseConfig) -> str:
     """The trained parameters and the length of a run."""
     trained = jax.eval_shape(config.config_for(model).init, jax.random.key(0))
-    lines = frozen.describe(f"{config.kind} refiner", trained)
+    lines = frozen.describe("Markov refiner", trained)
     return "\n".join([*lines, f"run: {config.steps:,} steps"])
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bpd_jax.base.typing import AnyArray, Array, Float, Params
+from bpd_jax.base.typing import Array, Float, Params
 from bpd_jax.data.rows import Batch
 from bpd_jax.models.partitioning import BATCH_SPEC, replicated, row_parts
 from bpd_jax.training.loss import BlockwiseLoss, HeadSums
@@ -20,15 +20,15 @@ Metrics: TypeAlias = dict[str, Array]
 
 def make_train_step(
     objective: BlockwiseLoss,
+    lambdas: tuple[float, ...],
     optimizer: optax.GradientTransformation,
     abstract: TrainState,
-) -> Callable[[TrainState, Batch, AnyArray], tuple[TrainState, Metrics]]:
-    """Builds the jitted train step `(state, batch, λ) → (state, metrics)`.
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Builds the jitted train step `(state, batch) → (state, metrics)`.
 
-    The state, whose shapes are `abstract`, is donated. λ, `[L]` float32, are the
-    weights of the heads' losses in this step. Gradients have the dtype of the
-    parameters (float32 by default), independent of the dtype of the model's
-    computations.
+    The state, whose shapes are `abstract`, is donated. `lambdas` are the weights λ_h of
+    the heads' losses. Gradients have the dtype of the parameters (float32 by default),
+    independent of the dtype of the model's computations.
 
     The metrics are `loss`, `loss_heads` and `accuracy_heads` (both `[L]`),
     `gradient_norm`, before clipping, and `finite`: whether loss and gradient norm are
@@ -37,9 +37,7 @@ def make_train_step(
     mesh = objective.mesh
     assert mesh is not None
 
-    def step(
-        state: TrainState, batch: Batch, lambdas: Float[Array, " L"]
-    ) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         scale = objective.head_scale(batch, lambdas, state.step)
 
         def part_gradient(part: Batch) -> tuple[tuple[Array, HeadSums], Params]:
@@ -59,7 +57,7 @@ def make_train_step(
     batch_sharding = NamedSharding(mesh, BATCH_SPEC)
     return jax.jit(
         step,
-        in_shardings=(state_shardings, batch_sharding, replicated(mesh)),
+        in_shardings=(state_shardings, batch_sharding),
         out_shardings=(state_shardings, replicated(mesh)),
         donate_argnums=0,
     )

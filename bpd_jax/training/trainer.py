@@ -1,10 +1,10 @@
-"""The training of a whole model, from top to bottom.
+"""The training of a whole model: all that its loop over steps (`loop`) needs.
 
 What is here:
 
 - one process or several, on any mesh: each reads the rows of its own devices;
 - pretraining, or a start from the parameters of another model;
-- the loss of all heads (`loss`), with λ that may follow the validation;
+- the loss of all heads (`loss`);
 - a log of means, speed and validation (`run_log`), for which the devices seldom wait;
 - the best checkpoint, and an early stop (`validation`);
 - an exact resumption of a run that was stopped or killed (`checkpoints`).
@@ -19,21 +19,21 @@ from jax.sharding import Mesh
 from bpd_jax.base.typing import Params
 from bpd_jax.data.rows import RowIterator
 from bpd_jax.models.mesh import make_mesh
-from bpd_jax.models.partitioning import from_own_rows
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
 from bpd_jax.training import hosts, run_folder
 from bpd_jax.training.checkpoints import Checkpoints, restore_state
 from bpd_jax.training.config import TrainConfig
 from bpd_jax.training.hosts import print_once
+from bpd_jax.training.loop import Evaluated, run_steps
 from bpd_jax.training.run_description import describe_run
 from bpd_jax.training.run_folder import make_run_rows, open_run_rows
 from bpd_jax.training.run_log import METER, Meter, RunLog, peak_tokens_per_second
 from bpd_jax.training.run_names import CHECKPOINTS
 from bpd_jax.training.state import (
+    TrainState,
     abstract_state,
     init_state,
-    learning_rate_schedule,
     make_optimizer,
     with_parameters,
 )
@@ -115,11 +115,12 @@ def train(
             describe_run(config, abstract, mesh, train_rows, validation_rows, start)
         )
 
-        # ---- What a step and an evaluation compute, and the log
+        # ---- What a step, an evaluation and a save compute, and the log
 
-        train_step = make_train_step(config.loss(mesh), optimizer, abstract)
+        train_step = make_train_step(
+            config.loss(mesh), config.lambdas, optimizer, abstract
+        )
         evaluate = Evaluator(config, validation_rows, abstract, mesh)
-        rate = learning_rate_schedule(config.optimizer, config.steps)
         peak = peak_tokens_per_second(
             config.model, config.length, config.drawn_per_row(config.model)
         )
@@ -127,51 +128,27 @@ def train(
         if METER in saved:
             meter.restore(saved[METER])
 
-        with (
-            hosts.deferred_signals() as stop,
-            RunLog(folder, checkpoints, start, config.steps, meter) as log,
-        ):
-            for step in range(start, config.steps):
-                # ---- One step of the optimizer; `done` counts it
+        def validate(step: int, state: TrainState) -> Evaluated:
+            best = decisions.after(step, evaluate(state.params))
+            ends = decisions.is_over
+            return Evaluated(decisions.validation, best == step or ends, ends)
 
-                done = step + 1
-                batch = from_own_rows(next(batches), mesh)
-                state, metrics = train_step(state, batch, decisions.lambdas(done))
+        def save(step: int, state: TrainState) -> None:
+            position = batches.state() | decisions.to_json() | {METER: meter.state()}
+            checkpoints.save(step, state, position, decisions.selection.step)
 
-                # ---- What follows it; the host runs ahead unless it needs the state
-
-                signal, last = stop(done), done == config.steps
-                logs = last or done % config.log_every == 0
-                evaluates = last or done % config.evaluate_every == 0
-                saves = last or bool(signal) or done % config.checkpoint_every == 0
-                log.add(done, metrics, read=logs or evaluates or saves)
-
-                # ---- The log: means since the last row
-
-                if logs:
-                    log.means(done, float(rate(step)))
-
-                # ---- Validation: the best checkpoint, an early stop, the heads' λ
-
-                validation = None
-                if evaluates:
-                    validation = evaluate(state.params)
-                    log.evaluation(done, validation)
-                best, is_over = decisions.after(done, validation)
-
-                # ---- A checkpoint, from which the run resumes exactly
-
-                if saves or is_over or best == done:
-                    position = batches.state() | decisions.to_json()
-                    position[METER] = meter.state()
-                    checkpoints.save(done, state, position, best)
-                    log.publish()
-                if signal or is_over:
-                    break
-            # Signals are still deferred, so that none interrupts the last save.
-            checkpoints.wait()
-        if signal and not last and not is_over:
-            log.stopped(done, signal)
+        done, _ = run_steps(
+            config,
+            state,
+            start,
+            batches,
+            train_step,
+            validate,
+            save,
+            checkpoints,
+            RunLog(folder, checkpoints, start, config.steps, meter),
+            mesh,
+        )
     print_once(_summary(decisions, folder, done))
     return decisions.validation
 

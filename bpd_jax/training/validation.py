@@ -1,4 +1,4 @@
-"""Validation: its metrics; best checkpoint, early stop and head schedule from them."""
+"""Validation: its metrics; the best checkpoint and an early stop from them."""
 
 import dataclasses
 import math
@@ -14,7 +14,6 @@ from bpd_jax.data.rows import Batch, PackedRows, make_batch
 from bpd_jax.models.partitioning import BATCH_SPEC, from_own_rows
 from bpd_jax.training import hosts
 from bpd_jax.training.config import TrainConfig
-from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.state import TrainState
 from bpd_jax.training.step import make_eval_step
 
@@ -81,8 +80,8 @@ def per_head(name: str, values: Iterable[float], first: int = 1) -> dict[str, fl
     }
 
 
-# Keys in the data item of a checkpoint.
-_SELECTION, _HEAD_SCHEDULE = "selection", "head_schedule"
+# Its key in the data item of a checkpoint.
+_SELECTION = "selection"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,16 +140,14 @@ class Selection:
 
 @dataclasses.dataclass
 class Decisions:
-    """The best checkpoint, whether to stop early, and the schedule of the heads.
+    """The best checkpoint, and whether to stop early.
 
     Attributes:
-      schedule_state: state of `TrainConfig.head_schedule`, as JSON.
       validation: metrics of the last evaluation; {} before the first one.
     """
 
     config: TrainConfig
     selection: Selection
-    schedule_state: Any
     validation: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -159,44 +156,18 @@ class Decisions:
     ) -> Self:
         """Those of a run, from the data item of its checkpoint, {} at the beginning."""
         selection = Selection(config.select_by, weights=config.lambdas)
-        schedule_state = saved.get(_HEAD_SCHEDULE) or _schedule(config).start()
-        return cls(
-            config, selection.restored(saved.get(_SELECTION), steps), schedule_state
-        )
+        return cls(config, selection.restored(saved.get(_SELECTION), steps))
 
     @property
     def is_over(self) -> bool:
         """Whether the run stops early."""
         return self.selection.is_over(self.config.patience)
 
-    def lambdas(self, step: int) -> Any:
-        schedule = _schedule(self.config)
-        return schedule.weights(self.schedule_state, step, self.config.lambdas)
-
-    def after(
-        self, step: int, validation: dict[str, float] | None
-    ) -> tuple[int | None, bool]:
-        """Takes a step into account; returns the best step and whether to stop."""
-        entropies = None
-        if validation is not None:
-            self.validation = validation
-            self.selection = self.selection.after(step, validation)
-            entropies = [
-                value
-                for name, value in validation.items()
-                if name.startswith("validation_entropy_head_")
-            ]
-        self.schedule_state = _schedule(self.config).advance(
-            self.schedule_state, step, entropies
-        )
-        return self.selection.step, self.is_over
+    def after(self, step: int, validation: dict[str, float]) -> int | None:
+        """Takes an evaluation into account; returns the best step."""
+        self.validation = validation
+        self.selection = self.selection.after(step, validation)
+        return self.selection.step
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            _SELECTION: dataclasses.asdict(self.selection),
-            _HEAD_SCHEDULE: self.schedule_state,
-        }
-
-
-def _schedule(config: TrainConfig) -> HeadSchedule:
-    return config.head_schedule or HeadSchedule()
+        return {_SELECTION: dataclasses.asdict(self.selection)}

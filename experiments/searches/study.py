@@ -35,8 +35,6 @@ HEADS_ALONE = "0-gram"
 _NAMES = {
     "ngram": "n-gram",
     "markov": "Markov head",
-    "recurrent": "recurrent head",
-    "hydra": "Hydra heads",
     "neural": "small LM",
 }
 """Display names of scores by refiner or source."""
@@ -260,7 +258,7 @@ STUDY = Study(
     findings=[_searches, _refined, _trained],
     notes=[
         "Beyond the paper. All searches choose among the same candidates of the "
-        "heads or of the block drafter; Hydra heads propose their own.",
+        "heads or of the block drafter.",
         "Drafts are verified as one tree. `checked` counts the draft tokens that a "
         "serial call verifies: compare trees with P drafts at similar counts.",
         "Scores are compared under the same search with as many drafts or nodes. The "

@@ -131,6 +131,7 @@ stage_rescorers() {
         "$python" -m bpd_jax.train --gin_file=experiments/small/pretrain.gin \
             --gin_file=gin_configs/models/rescorer_small.gin "${shape[@]}" \
             --gin.LEARNING_RATE=4e-3 --gin.STEPS=2000 --gin.TEXT_FILES="'$text'" \
+            --gin.TrainConfig.head_weights=None \
             "${more_pretrain[@]}" --workdir="$run/training/$name"
         export_model "$run/training/$name" "$name"
     done

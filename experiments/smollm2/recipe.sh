@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains heads, n-grams, a refiner and a rescorer for SmolLM2 from 1,210 texts.
+# Trains heads, n-grams and a rescorer for SmolLM2 from 1,210 texts.
 #
 #   bash experiments/smollm2/recipe.sh FOLDER
 #
@@ -7,7 +7,7 @@
 # generates all its prompts itself.
 #
 #   needs    two cores and some hours, or a GPU
-#   makes    runs/smollm2/{texts,heads,ngram,refiners,rescorer}, which `--model=smollm2`
+#   makes    runs/smollm2/{texts,heads,ngram,rescorer}, which `--model=smollm2`
 #            then uses instead of the shipped ones; runs/smollm2/training, the run of the
 #            rescorer
 #
@@ -30,9 +30,6 @@ fi
     --gin.DATA="'$run/texts'"
 "$python" -m bpd_jax.build_ngram --generations="$run/texts" --split=all --order=4 \
     --output="$run/ngram"
-"$python" -m bpd_jax.train --gin_file=gin_configs/runs/refiner.gin \
-    --workdir="$run/refiners/hydra" --gin.MODEL="'smollm2'" --gin.KIND="'hydra'" \
-    --gin.DATA="'$run/states'" --gin.STEPS=700 --gin.BATCH_SIZE=1024 --gin.LEARNING_RATE=2e-3
 "$python" -m bpd_jax.train --gin_file=experiments/smollm2/rescorer.gin \
     --workdir="$run/training/rescorer"
 "$python" -m bpd_jax.export_params --model="$run/training/rescorer" \

@@ -64,11 +64,15 @@ def _both(about: str, axis: str, paper: Axis, tiny: Axis | None = None) -> Sweep
     return Sweep(about, grids, _ACCURACIES)
 
 
-def _orders(add_every: int) -> Axis:
-    """Orders in which heads are added, within a fifth (paper) or quarter of the run."""
-    files = "--gin_file=gin_configs/heads/{}.gin"
-    orders = _each(("in_order", "by_entropy"), files, f"--gin.ADD_EVERY={add_every}")
-    return {"at_once": (), **orders}
+def _decays(heads: int) -> Axis:
+    """λ_h = decay^(h - 1) for three decays."""
+    return {
+        str(decay): (
+            "--gin.TrainConfig.head_weights="
+            f"{tuple(round(decay**head, 4) for head in range(heads))}",
+        )
+        for decay in (1.0, 0.8, 0.5)
+    }
 
 
 def _width(width: int) -> Words:
@@ -86,7 +90,6 @@ _TASKS = _each(
     "--gin_file=gin_configs/tasks/{}.gin",
 )
 _SIZES = _each(("32m", "61m", "94m"), "--gin_file=gin_configs/models/rescorer_{}.gin")
-_DECAY = ("--gin_file=gin_configs/heads/decay.gin", "--gin.DECAY={}")
 _MODEL = ("--gin_file=gin_configs/heads/model_targets.gin",)
 _STUDIES = _each(("table4", "table10", "table11", "table12"), "{}")
 
@@ -99,13 +102,8 @@ SWEEPS = {
     "decay": _both(
         "λ_h = decay^(h - 1), the effect of later heads on earlier ones",
         "decay",
-        _each((1.0, 0.8, 0.5), *_DECAY),
-    ),
-    "schedule": _both(
-        "all heads at once, in order, by ascending entropy",
-        "order",
-        _orders(5000),
-        _orders(20),
+        _decays(9),
+        _decays(6),
     ),
     "head_targets": _both(
         "heads trained on the text, or on the model's own predictions",

@@ -14,12 +14,12 @@ import pytest
 
 from bpd_jax.decoding import decode_loop, generate
 from bpd_jax.decoding.aliases import ALIASES
+from bpd_jax.decoding.compare import differences, first_difference
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.options import BATCHED, SPECULATIVE, TREE, DecodeOptions
 from bpd_jax.drafting.parts import parts
 from bpd_jax.drafting.searches.tree import Tree
-from bpd_jax.evaluation.compare import differences, first_difference
 from bpd_jax.models.mesh import MeshConfig, make_mesh
 from bpd_jax.models.rotary import RotaryConfig
 from tests.decoding import random_models
@@ -46,8 +46,6 @@ DISTINCT = [
     "draft_model:2:drafts=2",
     "oracle",
     "markov:2",
-    "recurrent:2",
-    "hydra:6:search=best",
     "heads+ngram+neural:mode=parallel/best:3",
     "heads:3:k=2+neural+ngram:adaptive=1/beam:2+lookup:3",
     "draft_model:3+neural/tree:24:min_prob=0.02",
@@ -75,7 +73,6 @@ ALIKE = [
     "neural_ngram:2",
     "medusa_neural:5",
     "draft_model:3",
-    "hydra:2",
     "eagle:3",
     "heads+ngram/chains:2",
     "heads+ngram:adaptive=1+neural/static:6:order=block",
@@ -258,7 +255,6 @@ BLOCKS = {**LLAMA, "d_model": 32, "d_ff": 64, "int8": True}
 
 OTHER_MODELS = {
     "markov-draft_vocabulary": ({"draft_vocabulary": 7}, "markov:3", 1),
-    "hydra-draft_vocabulary": ({"draft_vocabulary": 7}, "hydra:3", 1),
     "two_heads": ({"block_size": 2}, "zero_gram:3", 1),
     "seven_heads": ({"block_size": 7}, "zero_gram:3", 1),
     "llama": (LLAMA, "medusa:8", 1),

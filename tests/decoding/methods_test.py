@@ -41,7 +41,6 @@ from tests.decoding.random_models import (
             "2-best neural + 3-gram (ngram alpha 0.3, alpha 0.7)",
         ),
         ("medusa_neural:8", "heads+neural/static:8", "Medusa tree of 8, neural"),
-        ("hydra:6:search=best", "hydra/tree:6", "Tree of 6, Hydra"),
         ("prompt_lookup:4:match=2", "lookup:4:match=2", "Prompt lookup of 4 (match 2)"),
         ("draft_model:3:drafts=2", "draft_model:3/chains:2", "Draft model, 3 tokens"),
     ],
@@ -143,8 +142,8 @@ def test_parts_compose():
         ("heads/best:k=2", "'k' is not a setting of best, which takes paths"),
         ("heads/best:" + "9" * 5000, "at most 1000 characters, not 5011"),
         (16, "must be a name such as ngram:16, not 16"),
-        ("hydra+ngram/tree:16", "ngram needs a lattice source, but .* of hydra"),
-        ("hydra/oracle", "the oracle needs a lattice source"),
+        ("eagle+ngram/tree:16", "ngram needs a lattice source, but .* of eagle"),
+        ("eagle/oracle", "the oracle needs a lattice source"),
     ],
 )
 def test_unknown_methods_are_refused(text, message):
@@ -216,7 +215,7 @@ def test_help_names_every_part_setting_and_alias():
     [
         ("ngram:2", "needs an n-gram model: build one with"),
         ("neural", "needs a small language model"),
-        ("hydra", "needs a trained hydra refiner: train one with"),
+        ("markov", "needs a trained Markov refiner: train one with"),
         ("zero_gram:65", "asks for 65 drafts, but the lattice of 4 heads and 4"),
         ("zero_gram:4:k=14", "asks for 14 candidates, but there are only 13"),
         ("bpd:heads=5", "asks for 5 heads: give 2 to 4"),
@@ -267,14 +266,8 @@ def test_assets_must_fit_the_model():
     plain = make_model(0, block_size=1)
     with pytest.raises(UserError, match="no block heads"):
         Decoder(plain, width=4).drafter(parse_method("bpd"))
-    other, larger = make_refiner("hydra"), make_refiner("hydra", heads=5)
-    for kind, refiner, message in (
-        ("markov", other, "pass it as --hydra"),
-        ("hydra", larger, "5 heads"),
-    ):
-        assets = Assets(**{kind: refiner})
-        with pytest.raises(UserError, match=message):
-            Decoder(model, width=4, assets=assets).drafter(parse_method(kind))
+    with pytest.raises(UserError, match="5 heads"):
+        Decoder(model, width=4, assets=Assets(markov=make_refiner(heads=5)))
 
 
 PROMPTS = make_prompts([5, 1, 30])
@@ -297,9 +290,9 @@ def test_texts_longer_than_the_small_model_reads_are_refused(name):
 def test_the_lattice_is_no_wider_than_the_draft_vocabulary():
     # The vocabulary has 13 tokens, so that a decoder may have a width of 8.
     model = make_model(draft_vocabulary=7)
-    refiners = {kind: make_refiner(kind) for kind in ("markov", "hydra")}
-    decoder = Decoder(model, width=8, assets=Assets(ngram=make_ngram(), **refiners))
-    for name in ("zero_gram:2", "medusa:4", "ngram_device:2", "hydra:3", "oracle"):
+    assets = Assets(ngram=make_ngram(), markov=make_refiner())
+    decoder = Decoder(model, width=8, assets=assets)
+    for name in ("zero_gram:2", "medusa:4", "ngram_device:2", "markov:3", "oracle"):
         with pytest.raises(UserError, match=r"lattice_width = 8 .* only 7 tokens"):
             decoder.drafter(parse_method(name))
         decoder.drafter(parse_method(f"{name}:k=7"))

@@ -23,7 +23,7 @@ from bpd_jax.models.model import Model
 from bpd_jax.models.parameters import abstract_parameters, parameter_shapes
 from bpd_jax.models.quantized import rounded
 from bpd_jax.models.rotary import RotaryConfig
-from bpd_jax.models.trained_refiners import REFINER_KINDS
+from bpd_jax.models.trained_refiners import MarkovConfig
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
@@ -134,9 +134,9 @@ def _drafter_shapes(drafter):
 
 
 @functools.cache
-def make_refiner(kind, vocab_size=13, heads=4, d_model=16):
-    """A refiner with random parameters."""
-    config = REFINER_KINDS[kind](vocab_size, d_model, heads)
+def make_refiner(vocab_size=13, heads=4, d_model=16):
+    """A Markov refiner with random parameters."""
+    config = MarkovConfig(vocab_size, d_model, heads)
     shapes = jax.eval_shape(lambda: config.init(jax.random.key(0)))
     return LoadedRefiner(config, random_params(shapes, 0.3, 2), {})
 
@@ -204,7 +204,7 @@ def make_assets(model, seed=3, drafter=(), **eagle):
         draft_model=small,
         drafter=make_drafter(model, seed=5, **dict(drafter)),
         eagle=make_eagle(model, **eagle),
-        **{kind: make_refiner(kind, *sizes) for kind in REFINER_KINDS},
+        markov=make_refiner(*sizes),
     )
 
 

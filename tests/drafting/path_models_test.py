@@ -14,15 +14,12 @@ from bpd_jax.drafting.refiners.neural import (
     ParallelNeuralRefiner,
 )
 from bpd_jax.drafting.refiners.ngram import NGramRefiner
-from bpd_jax.drafting.refiners.recurrent import RecurrentRefiner
 from bpd_jax.drafting.refiners.transitions import Weight, WeightedParams
 from bpd_jax.drafting.searches.beam_search import BeamSearch
 from bpd_jax.drafting.searches.best import ExactBest
 from bpd_jax.drafting.small_lm import SmallLM
 from bpd_jax.drafting.sources.draft_model import DraftModelSource
 from bpd_jax.drafting.sources.heads import HeadsSource
-from bpd_jax.drafting.sources.hydra import HydraSource
-from bpd_jax.models.trained_refiners import HydraConfig, RecurrentConfig
 from tests.decoding.random_models import make_ngram
 from tests.drafting.naive import (
     LENGTH,
@@ -105,92 +102,6 @@ def test_models_of_one_shape_share_compiled_code(small):
     assert hash(parallel(small, Weight.of(1.0))) == hash(
         parallel(other_model, Weight.of(2.0))
     )
-
-
-def unit(vector):
-    return vector / np.sqrt(np.mean(np.square(vector)))
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def unrolled_recurrent(params, hidden, path):
-    """Corrections of all tokens at every level, for one text and one path."""
-    w = {name: np.asarray(value) for name, value in params.items()}
-    size = len(w["kernel_state"])
-    reset, keep, new = (slice(k * size, (k + 1) * size) for k in range(3))
-    state = np.tanh(unit(hidden) @ w["kernel_start"] + w["bias_start"])
-    corrections = []
-    for level, token in enumerate(path, start=1):
-        x = w["embedding"][token] @ w["kernel_token"] + w["bias_token"]
-        s = state @ w["kernel_state"] + w["bias_state"]
-        r, z = sigmoid(x[reset] + s[reset]), sigmoid(x[keep] + s[keep])
-        state = z * state + (1 - z) * np.tanh(x[new] + r * s[new])
-        query = state @ w["project"] * w["scale"][level - 1]
-        corrections.append(w["output"] @ query)
-    return np.array(corrections)
-
-
-def test_every_search_sees_the_recurrent_corrections():
-    view = make_view(make_model(0, block_size=LENGTH))
-    config = RecurrentConfig(13, 16, LENGTH, rank=5, width=6)
-    shapes = jax.eval_shape(lambda: config.init(jax.random.key(0)))
-    rng = np.random.default_rng(0)
-    w = jax.tree.map(lambda leaf: rng.normal(0, 0.7, leaf.shape), shapes)
-    lattice = lattice_of(view)
-    hidden = np.asarray(view.hidden)
-
-    def offer(row, path):
-        level = 1 + len(path)
-        whole_path = [int(view.next_token[row]), *path]
-        scores = unrolled_recurrent(w, hidden[row], whole_path)[-1]
-        tokens = lattice.tokens[row, level]
-        return tokens, lattice.log_probs[row, level] + 0.6 * scores[tokens]
-
-    arrays = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), w)
-    refiner = RecurrentRefiner(WeightedParams(Weight.of(0.6), arrays))
-    paths = Paths(HeadsSource(LENGTH, WIDTH), (), (refiner,))
-    check_every_search(paths, view, offer)
-
-
-def hydra_state(params, hidden, embedded):
-    """The state after one path of tokens, by an MLP of concatenated inputs."""
-    w = {name: np.asarray(value) for name, value in params.items()}
-    inputs = np.concatenate([unit(np.asarray(v)) for v in (hidden, *embedded)])
-    inner = inputs @ w["kernel_in"].reshape(len(inputs), -1) + w["bias_in"]
-    return hidden + (inner * sigmoid(inner)) @ w["kernel_out"] + w["bias_out"]
-
-
-def test_every_search_grows_paths_of_the_sequential_heads():
-    base = make_model(0, block_size=LENGTH)
-    view = make_view(base)
-    config = HydraConfig(13, 16, LENGTH, width=8)
-    rng = np.random.default_rng(0)
-    params = {
-        f"level_{level}": {
-            "kernel_in": rng.normal(0, 0.3, (1 + level, 16, 8)),
-            "bias_in": rng.normal(0, 0.3, 8),
-            "kernel_out": rng.normal(0, 0.5, (8, 16)),
-            "bias_out": rng.normal(0, 0.3, 16),
-        }
-        for level in config.levels
-    }
-    embedding = np.asarray(base.params["trunk"]["embedding"])
-    hidden = np.asarray(view.hidden)
-
-    def offer(row, path):
-        level = 1 + len(path)
-        embedded = embedding[[int(view.next_token[row]), *path]]
-        state = hydra_state(params[f"level_{level}"], hidden[row], embedded)
-        logits = embedding @ state
-        log_probs = logits - np.logaddexp.reduce(logits)
-        tokens = np.argsort(-log_probs)[:WIDTH]
-        return tokens, log_probs[tokens]
-
-    arrays = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), params)
-    source = HydraSource(LENGTH, WIDTH, config, arrays)
-    check_every_search(Paths(source), view, offer)
 
 
 def test_every_search_grows_the_draft_models_continuations():

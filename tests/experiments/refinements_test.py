@@ -51,7 +51,6 @@ def composed(contender):
 @pytest.mark.parametrize(
     "contender, search, score",
     [
-        ("recurrent:4", "beam of {}", "recurrent head"),
         ("neural:4", "beam of {}", "small LM"),
         ("neural:4:mode=parallel", "exact {}-best", "small LM, parallel"),
         ("markov:4", "exact {}-best", "Markov head"),

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
+from bpd_jax.decoding.compare import Difference, MethodResult
 from bpd_jax.decoding.generate import Generation
 from bpd_jax.decoding.method_text import parse_method
 from bpd_jax.decoding.methods import GREEDY
 from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.evaluation.block_views import BlockPath, BlockView
-from bpd_jax.evaluation.compare import Difference, MethodResult
 from bpd_jax.reporting import evaluation_records
 from bpd_jax.reporting.decode_records import decode_records
 

@@ -8,7 +8,6 @@ from bpd_jax.base.errors import UserError
 from bpd_jax.models.blockwise_config import BlockHeadsConfig
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.training.config import OptimizerConfig
-from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.heads.heads_config import HeadsTrainConfig
 from tests.training.runs import with_trunk
 
@@ -19,7 +18,6 @@ HEADS = HeadsTrainConfig(
     optimizer=OptimizerConfig(1),
 )
 DRAFTER = dataclasses.replace(HEADS, heads=BlockDrafterConfig((0,), block_size=4))
-BY_ENTROPY = {"order": "entropy"}
 
 
 @pytest.mark.parametrize(
@@ -59,12 +57,9 @@ def test_invalid_runs_are_refused(train_config, changes, message):
             "head_weights has no effect",
         ),
         (DRAFTER, {"head_weights": (1.0,)}, "must hold 3 numbers"),
-        (HeadSchedule(), {"waiting": 0.1}, "set HeadSchedule.add_every or start_after"),
-        (HeadSchedule(), {**BY_ENTROPY, "waiting": 0.1}, "set HeadSchedule.add_every"),
-        (HeadSchedule(), {**BY_ENTROPY, "add_every": 5}, "waiting above 0"),
     ],
 )
-def test_invalid_trainings_and_schedules_of_heads_are_refused(config, changes, message):
+def test_invalid_trainings_of_heads_are_refused(config, changes, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(config, **changes)
 

@@ -140,11 +140,14 @@ def test_a_mesh_and_another_layout_equal_one_device(batch, one_device):
     ):
         abstract = abstract_state(model, optimizer, devices, options)
         step = make_train_step(
-            BlockwiseLoss(model, options, SETTINGS, devices), optimizer, abstract
+            BlockwiseLoss(model, options, SETTINGS, devices),
+            LAMBDAS,
+            optimizer,
+            abstract,
         )
         state = init_state(model, optimizer, abstract, 0, options)
         for _ in range(2):
-            state, metrics = step(state, from_own_rows(batch, devices), LAMBDAS)
+            state, metrics = step(state, from_own_rows(batch, devices))
         results.append(jax.device_get((state.params["drafter"], metrics)))
     assert_close(*results, rtol=2e-4, atol=1e-6)
 

@@ -13,7 +13,7 @@ from tests.commands import python
 def test_run_killed_twenty_times_equals_an_uninterrupted_one(
     tmp_path, processes, steps
 ):
-    """With accumulation, a head schedule and stacked layers (benchmarks/kill.gin)."""
+    """With accumulation and stacked layers (benchmarks/kill.gin)."""
     output = tmp_path / "kill.json"
     flags = "--kills=20", f"--steps={steps}", f"--processes={processes}"
     program = "-m", "benchmarks.kill", f"--output={output}", *flags

@@ -74,11 +74,10 @@ def states(tmp_path_factory, base):
     return folder / "states"
 
 
-@pytest.mark.parametrize("kind", ["recurrent", "hydra"])
-def test_sums_of_cached_states_equal_those_of_the_texts(kind, base, states):
+def test_sums_of_cached_states_equal_those_of_the_texts(base, states):
     config, params = base
-    source = open_source(states, settings(kind, batch_size=13), config, params)
-    refiner_config = settings(kind).config_for(config)
+    source = open_source(states, settings(batch_size=13), config, params)
+    refiner_config = settings().config_for(config)
     shapes = jax.eval_shape(lambda: refiner_config.init(jax.random.key(0)))
     refiner = random_params(shapes, 0.1, 5)
 
@@ -109,10 +108,8 @@ def test_sums_of_cached_states_equal_those_of_the_texts(kind, base, states):
         np.testing.assert_allclose(actual.correct, expected.correct, atol=1)
 
 
-@pytest.mark.parametrize("kind, own_softmax", [("markov", True), ("hydra", False)])
-def test_loss_and_gradients_equal_those_of_the_held_out_sums(
-    kind, own_softmax, base, states
-):
+@pytest.mark.parametrize("own_softmax", [True, False])
+def test_loss_and_gradients_equal_those_of_the_held_out_sums(own_softmax, base, states):
     """The mean over targets in the draft vocabulary, then over levels."""
     config, params = base
     if own_softmax:
@@ -121,9 +118,9 @@ def test_loss_and_gradients_equal_those_of_the_held_out_sums(
         softmax = jnp.stack([shared, 0.5 * shared])
         config = dataclasses.replace(config, heads=heads)
         params = {**params, "heads": {**params["heads"], "softmax": softmax}}
-    source = open_source(states, settings(kind, batch_size=64), config, params)
+    source = open_source(states, settings(batch_size=64), config, params)
     batch = next(source.train(0))
-    refiner_config = settings(kind).config_for(config)
+    refiner_config = settings().config_for(config)
     objective = RefinerObjective(refiner_config, config, source.freeze, True)
     shapes = jax.eval_shape(lambda: objective.config.init(jax.random.key(0)))
     refiner = random_params(shapes, 0.1, 5)

@@ -13,13 +13,7 @@ from bpd_jax.models.attachment_files import load_refiner
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.blockwise import BlockwiseLM
-from bpd_jax.models.trained_refiners import (
-    hydra_states,
-    markov_scores,
-    recurrent_scores,
-    recurrent_start,
-    recurrent_step,
-)
+from bpd_jax.models.trained_refiners import markov_scores
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.frozen import measure
 from bpd_jax.training.metrics import read_rows
@@ -33,17 +27,12 @@ from tests.data.row_files import save_rows
 from tests.decoding.random_models import random_params
 
 VOCAB = 280
-SIZES = {
-    "markov": {"rank": 8},
-    "recurrent": {"rank": 8, "width": 12},
-    "hydra": {"width": 16},
-}
 
 
-def settings(kind, **changes):
+def settings(**changes):
     """The settings of a training, without the name of the model."""
     optimizer = OptimizerConfig(1e-2, warmup_steps=0.05)
-    return RefinerTrainConfig(model="model", kind=kind, optimizer=optimizer, **changes)
+    return RefinerTrainConfig(model="model", optimizer=optimizer, **changes)
 
 
 def write_rows(folder, seed, rows):
@@ -91,42 +80,20 @@ def random_refiner(config):
     return random_params(shapes, 0.5, 5)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def hydra_logits(config, model, level, params, refiner, hidden, path):
-    lm, variables = BlockwiseLM(model), {"params": params}
-    embedded = lm.apply(variables, path, method="embed")
-    states = hydra_states(config, refiner, hidden, embedded, level)
-    return lm.apply(variables, states, level, method="draft_logits")
-
-
-def walk(config, refiner, model, params, hidden, tokens, plain):
+def walk(config, refiner, tokens, plain):
     """Logits of every level after one text, given the true tokens that follow it.
 
     Written with the functions that decoding calls, all tokens being candidates.
     """
     every_token = jnp.arange(VOCAB)[None, None]
-    hidden = hidden[None]
-    if config.kind == "recurrent":
-        state = recurrent_start(refiner, hidden)[:, None]
     for level in range(1, min(config.num_heads, len(tokens))):
-        path = jnp.asarray(tokens[:level])[None, None]
-        if config.kind == "markov":
-            scores = markov_scores(refiner, path[..., -1], every_token, level)
-            yield plain[level] + np.asarray(scores)[0, 0]
-        elif config.kind == "recurrent":
-            state = recurrent_step(refiner, state, path[..., -1])
-            scores = recurrent_scores(refiner, state, every_token, level)
-            yield plain[level] + np.asarray(scores)[0, 0]
-        else:
-            logits = hydra_logits(config, model, level, params, refiner, hidden, path)
-            yield np.asarray(logits)[0, 0]
+        previous = jnp.asarray(tokens[level - 1])[None, None]
+        scores = markov_scores(refiner, previous, every_token, level)
+        yield plain[level] + np.asarray(scores)[0, 0]
 
 
-@pytest.mark.parametrize("kind", ["recurrent", "hydra"])
-def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
-    kind, model, params, data
-):
-    config = settings(kind, **SIZES[kind]).config_for(model)
+def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(model, params, data):
+    config = settings(rank=8).config_for(model)
     refiner = random_refiner(config)
     rows = open_rows(data / "validation")
     batches = held_out_rows(rows, 2, 3)
@@ -144,9 +111,7 @@ def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
     for row, i in np.ndindex(3, 10):
         end = 7 if i < 7 else 10
         following = batch.tokens[row, i + 1 : end]
-        logits = walk(
-            config, refiner, model, params, hidden[row, i], following, plain[row, i]
-        )
+        logits = walk(config, refiner, following, plain[row, i])
         for level, refined in enumerate(logits, start=1):
             guesses = {"plain": plain[row, i, level], "refined": refined}
             # The model's own token is what head 1 predicts one position earlier.
@@ -167,16 +132,15 @@ def test_held_out_sums_equal_a_walk_with_the_functions_of_decoding(
 
 def test_a_trained_refiner_is_saved_with_its_figures(model, params, data, tmp_path):
     original = jax.tree.map(np.array, params)
-    sizes = {"steps": 40, "batch_size": 8, **SIZES["recurrent"]}
-    config = settings("recurrent", targets="text", **sizes)
+    config = settings(targets="text", steps=40, batch_size=8, rank=8)
     folder = tmp_path / "deep" / "run"
     held_out = train_refiner(config, model, params, data, folder)
     jax.tree.map(np.testing.assert_array_equal, params, original)
     columns = held_out.columns()
     assert columns["refined_text_loss"][0] < columns["plain_text_loss"][0]
-    loaded = load_refiner(folder / "recurrent")
+    loaded = load_refiner(folder / "markov")
     assert loaded.base == fingerprint(model, params)
-    assert (loaded.kind, loaded.facts["settings"]["steps"]) == ("recurrent", 40)
+    assert loaded.facts["settings"]["steps"] == 40
     figures = loaded.facts["held_out"]["refined_text_loss"]
     np.testing.assert_allclose(figures, columns["refined_text_loss"], atol=1e-5)
     batches = held_out_rows(open_rows(data / "validation"), 8, 1000)
@@ -187,14 +151,14 @@ def test_a_trained_refiner_is_saved_with_its_figures(model, params, data, tmp_pa
 def test_resumed_training_equals_an_uninterrupted_one(
     model, params, data, tmp_path, stopped_at
 ):
-    config = settings("markov", steps=25, batch_size=4, rank=8)
+    config = settings(steps=25, batch_size=4, rank=8)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     train_refiner(config, model, params, data, whole)
     calls = stopped_at(7)
     with pytest.raises(SystemExit):
         train_refiner(config, model, params, data, stopped)
     assert not (stopped / "markov").exists()
-    refused("other settings", settings("markov"), model, params, data, stopped)
+    refused("other settings", settings(), model, params, data, stopped)
     train_refiner(config, model, params, data, stopped)
     assert len(calls) == 25
     want, got = (load_refiner(folder / "markov") for folder in (whole, stopped))
@@ -210,14 +174,10 @@ def refused(message, config, model, params, data, folder):
 def test_mismatched_settings_are_refused_before_any_write(
     model, make_model, params, data, tmp_path
 ):
-    markov = settings("markov", steps=2, batch_size=4)
+    markov = settings(steps=2, batch_size=4)
     folder = tmp_path / "run"
     plain = make_model(None)
     refused("no block heads", markov, plain, params, data, folder)
-    hydra = settings("hydra", rank=4)
-    refused("rank does not apply", hydra, model, params, data, folder)
-    wide = settings("markov", width=4)
-    refused("width does not apply", wide, model, params, data, folder)
     small = dataclasses.replace(
         model, trunk=dataclasses.replace(model.trunk, vocab_size=99)
     )

@@ -8,7 +8,6 @@ import numpy as np
 from bpd_jax.decoding.loading import load_model
 from bpd_jax.training import trainer
 from bpd_jax.training.checkpoints import best_step
-from bpd_jax.training.head_schedule import HeadSchedule
 from bpd_jax.training.trainer import train
 from tests.training.runs import parameters
 
@@ -85,36 +84,3 @@ def test_best_evaluation_is_saved_between_checkpoints(
     train(config, tmp_path)
     assert steps(tmp_path) == [3, 6]
     assert best_step(tmp_path / "checkpoints") == 3
-
-
-def test_state_of_the_head_schedule_is_saved(train_config, tmp_path, monkeypatch):
-    """Heads are added by their entropies, which only evaluations measure."""
-    schedule = HeadSchedule(add_every=2, order="entropy", waiting=0.1, ramp_steps=2)
-    config = dataclasses.replace(
-        train_config,
-        head_schedule=schedule,
-        evaluate_every=1,
-        checkpoint_every=1,
-    )
-    seen_lambdas = []
-    original_make = trainer.make_train_step
-
-    def recording(*args, **kwargs):
-        step = original_make(*args, **kwargs)
-
-        def recorded(state, batch, lambdas):
-            seen_lambdas.append(np.array(lambdas))
-            return step(state, batch, lambdas)
-
-        return recorded
-
-    monkeypatch.setattr(trainer, "make_train_step", recording)
-    train(config, tmp_path / "whole")
-    uninterrupted, seen_lambdas[:] = list(seen_lambdas), []
-    for end in (3, 6):
-        train(dataclasses.replace(config, steps=end), tmp_path / "parts")
-    np.testing.assert_array_equal(seen_lambdas, uninterrupted)
-    # Head 1 has weight 1 from the start; the others wait, and rise one by one.
-    np.testing.assert_allclose(uninterrupted[0], [1, 0.1, 0.1])
-    np.testing.assert_allclose(sorted(uninterrupted[3]), [0.1, 1, 1])
-    assert len({tuple(weights) for weights in uninterrupted}) >= 4

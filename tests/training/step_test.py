@@ -8,7 +8,7 @@ import optax
 from bpd_jax.data.rows import make_batch
 from bpd_jax.models.layers import is_stacked, unstack_layers
 from bpd_jax.models.mesh import MeshConfig, make_mesh
-from bpd_jax.models.partitioning import from_own_rows, replicated
+from bpd_jax.models.partitioning import from_own_rows
 from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.training.config import OptimizerConfig
 from bpd_jax.training.loss import BlockwiseLoss
@@ -29,7 +29,7 @@ PLAIN = optax.sgd(0.1, momentum=0.9)
 def compiled(model, mesh, compute):
     abstract = abstract_state(model, PLAIN, mesh, compute)
     return abstract, make_train_step(
-        BlockwiseLoss(model, compute, mesh=mesh), PLAIN, abstract
+        BlockwiseLoss(model, compute, mesh=mesh), LAMBDAS, PLAIN, abstract
     )
 
 
@@ -38,7 +38,7 @@ def run(model, batch, mesh, steps=3, compute=DEFAULT):
     abstract, step = compiled(model, mesh, compute)
     state = init_state(model, PLAIN, abstract, 0, compute)
     for _ in range(steps):
-        state, metrics = step(state, from_own_rows(batch, mesh), LAMBDAS)
+        state, metrics = step(state, from_own_rows(batch, mesh))
     return jax.device_get((split(state), metrics))
 
 
@@ -92,14 +92,15 @@ def test_non_finite_step_keeps_the_state(model, batch, one_device):
     abstract = abstract_state(model, OPTIMIZER, one_device)
     state = init_state(model, OPTIMIZER, abstract, seed=0)
     original = jax.device_get(state)
-    step = make_train_step(
-        BlockwiseLoss(model, compute, mesh=one_device), OPTIMIZER, abstract
+    loss = BlockwiseLoss(model, compute, mesh=one_device)
+    infinite, step = (
+        make_train_step(loss, weights, OPTIMIZER, abstract)
+        for weights in ((1, np.inf, 1), LAMBDAS)
     )
-    weights = np.array([1, np.inf, 1], np.float32)
-    updated, metrics = step(state, from_own_rows(batch, one_device), weights)
+    updated, metrics = infinite(state, from_own_rows(batch, one_device))
     assert not metrics["finite"]
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(updated), original)
-    updated, metrics = step(updated, from_own_rows(batch, one_device), LAMBDAS)
+    updated, metrics = step(updated, from_own_rows(batch, one_device))
     assert metrics["finite"]
     assert updated.step == 1
 
@@ -110,11 +111,13 @@ def test_step_donates_its_state(model, batch):
     state = init_state(model, OPTIMIZER, abstract, seed=0)
     shardings = [jax.tree.map(lambda x: x.sharding, tree) for tree in (state, abstract)]
     assert shardings[0] == shardings[1]
-    step = make_train_step(BlockwiseLoss(model, mesh=mesh), OPTIMIZER, abstract)
+    step = make_train_step(
+        BlockwiseLoss(model, mesh=mesh), LAMBDAS, OPTIMIZER, abstract
+    )
     rows = from_own_rows(batch, mesh)
-    program = step.lower(abstract, rows, LAMBDAS).compile()
+    program = step.lower(abstract, rows).compile()
     sizes = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(abstract)]
     aliased = program.memory_analysis().alias_size_in_bytes
     assert aliased >= 4 * sum(np.prod(size) for size in sizes)
-    program(state, rows, jax.device_put(LAMBDAS, replicated(mesh)))
+    program(state, rows)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))

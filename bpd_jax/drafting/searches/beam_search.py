@@ -59,6 +59,12 @@ class Greedy(GrowingPart):
     title = "Greedy walk"
     help = "one path: the best candidate at every position"
     reference = "Kim et al. 2024, Algorithm 2"
+    of_heads = "BPD"
+    joint = ", "
+
+    def width(self, refined: bool) -> int | None:
+        """One, unless refiners choose among more."""
+        return None if refined else 1
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> BeamSearch:
         # Normalising leaves the best candidate best.
@@ -79,6 +85,7 @@ class Beam(GrowingPart):
     name = "beam"
     title = "{paths}-best"
     help = "the P best paths of a beam search"
+    note = "search beam"
     number_setting = "paths"
     counts = DRAFTS
 

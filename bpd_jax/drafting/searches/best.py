@@ -111,6 +111,11 @@ class Best(GrowingPart):
     )
     normalise: int | None = setting(None, NORMALISE, SWITCH.or_none())
 
+    @property
+    def engine_label(self) -> str:
+        """The engine, if it was chosen."""
+        return "" if self.engine == AUTO else self.engine
+
     def drafter(
         self, context: BuildContext, source: Source, refiners: tuple[RefinerPart, ...]
     ) -> Drafter:

@@ -64,6 +64,8 @@ class Oracle(SearchPart):
     title = "Oracle"
     help = "the best path of the lattice, an upper bound"
     reference = "Kim et al. 2024, section 6.3"
+    is_oracle = True
+    of_heads = ""
 
     def drafter(
         self, context: BuildContext, source: Source, refiners: tuple[RefinerPart, ...]

@@ -19,6 +19,7 @@ from bpd_jax.drafting.parts import (
     NODES,
     BuildContext,
     GrowingPart,
+    SourcePart,
     register,
 )
 from bpd_jax.drafting.path_drafter import Paths
@@ -263,6 +264,8 @@ class Static(GrowingPart):
     reference = "Cai et al. 2024 (Medusa)"
     number_setting = "nodes"
     counts = NODES
+    of_heads = ""
+    joint = ", "
 
     nodes: int = setting(32, "nodes M, the certain token included", COUNT)
     order: str = setting(
@@ -292,6 +295,14 @@ class Chains(GrowingPart):
     counts = DRAFTS
 
     paths: int = setting(1, "paths P", COUNT)
+
+    def label_with(
+        self, source: SourcePart, refiners: str, order: int | None = None
+    ) -> str:
+        """The source comes first, and several chains last."""
+        chains = self.label(order) if self.paths > 1 else ""
+        parts = (source.label(order), refiners, chains)
+        return ", ".join(part for part in parts if part)
 
     def build(self, context: BuildContext, paths: Paths, normalise: bool) -> StaticTree:
         topology = parallel_chains(self.paths, paths.block_size - 1)

@@ -122,6 +122,7 @@ class Tree(GrowingPart):
     help = "a tree of the M most probable prefixes"
     number_setting = "nodes"
     counts = NODES
+    joint = ", "
 
     nodes: int = setting(32, "nodes M, the certain token included", COUNT)
     min_prob: float = setting(
@@ -133,8 +134,8 @@ class Tree(GrowingPart):
     )
     price: float | None = setting(
         None,
-        "draft only while calls yield more tokens than the time of a call with drafts, "
-        "in passes over one token, until this is measured",
+        "draft only while calls yield more tokens than this, the time of a call with "
+        "drafts in calls without",
         number(1).or_none(),
     )
 

@@ -126,11 +126,17 @@ class HeadsSource(LatticeSource):
         return build_lattice(view.next_token, *candidates), memory
 
 
+@register
 @dataclasses.dataclass(frozen=True)
-class HeadsPart(SourcePart):
-    """The settings that the sources `heads` and `hydra` share."""
+class Heads(SourcePart):
+    """Settings of the source `heads`."""
 
+    name = "heads"
+    help = "the model's block heads"
+    reference = "Stern et al. 2018"
     number_setting = "heads"
+    offers_lattice = True
+    is_heads = True
 
     heads: int | None = setting(
         None, "block heads used, head 1 included; default all", COUNT.or_none()
@@ -138,17 +144,6 @@ class HeadsPart(SourcePart):
     k: int | None = setting(
         None, "candidates per head; default lattice_width", COUNT.or_none()
     )
-
-
-@register
-@dataclasses.dataclass(frozen=True)
-class Heads(HeadsPart):
-    """The source `heads`."""
-
-    name = "heads"
-    help = "the model's block heads"
-    reference = "Stern et al. 2018"
-    offers_lattice = True
 
     def build(self, context: BuildContext, search: SearchPart) -> HeadsSource:
         available = context.model.block_size

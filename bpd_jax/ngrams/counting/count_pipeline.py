@@ -80,7 +80,7 @@ def count_with_beam(
         output.parent.mkdir(parents=True, exist_ok=True)
         FileSystems.mkdirs(folder)
         stack.callback(FileSystems.delete, [folder])
-        with beam_pipelines.running(pipeline):
+        with pipeline:
             _ = (
                 pipeline
                 | "shares" >> beam.Create(shares)

@@ -59,7 +59,7 @@ class HeadsTrainConfig(FrozenConfig):
       train_texts: highest number of training texts; the held-out texts do not depend on
         it. None for all.
       soft_targets: weight, 0 to 1, of the model's own distribution in the targets
-        (Hydra's teacher loss); the rest is the generated token. It reduces overfitting
+        (Ankner et al. 2024); the rest is the generated token. It reduces overfitting
         with few texts and takes half as much time again.
       mode: `cache` computes the states of all positions first and stores them on disk;
         `ring` computes states during training and keeps the newest in memory.

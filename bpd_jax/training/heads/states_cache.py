@@ -1,14 +1,14 @@
 """A cache of the frozen model's states on disk, shared by trainings of heads.
 
-A killed run resumes with the first missing shard, and texts that are added later
-require only their own states to be computed. `StatesWriter` writes shards while the
+A killed run resumes with the first missing block, and texts that are added later
+require only their own states to be computed. `StatesWriter` writes states while the
 texts are generated; `cached_states` computes those that are missing. `states_files`
 describes the files.
 """
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -18,27 +18,20 @@ from bpd_jax.data.generations import Generations
 from bpd_jax.models.transformer_config import INT8
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import as_path
-from bpd_jax.training.heads.frozen_states import FrozenModel, states_dtype
+from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.positions import (
     Positions,
     position_counts,
     positions_of,
 )
 from bpd_jax.training.heads.states_files import (
-    KIND,
     TEXTS,
+    About,
+    StatesFile,
     cache_bytes,
-    check_extends,
-    check_header,
-    check_states,
-    describe_states,
     free_bytes,
-    mapped_states,
     read_texts,
-    remove_others,
-    save_states,
-    shards_of,
-    stored_header,
+    stored_about,
 )
 
 # Name of the folder of cached states in a run folder.
@@ -51,48 +44,39 @@ class States:
     def __init__(
         self,
         positions: Positions,
-        shards: Sequence[np.ndarray],
+        array: np.ndarray,
         stored: np.ndarray | None = None,
         columns: np.ndarray | None = None,
     ) -> None:
         """Creates a view of stored states.
 
         Args:
-          shards: stored states, in order.
+          array: the stored states `[N, C]`, memory-mapped.
           stored: `[P]`, index of each position's state among the stored states; None if
             exactly the states of the positions are stored, in the same order.
           columns: columns of the stored states to read; None for all.
         """
         self.positions = positions
-        self._shards = shards
-        self._bounds = np.cumsum([0, *map(len, shards)])
-        self._stored, self._columns = stored, columns
-        assert self._bounds[-1] == len(positions) or stored is not None
+        self._array, self._stored, self._columns = array, stored, columns
+        assert len(array) == len(positions) or stored is not None
 
     @property
     def width(self) -> int:
-        width = self._shards[0].shape[1]
-        return width if self._columns is None else len(self._columns)
+        return self._array.shape[1] if self._columns is None else len(self._columns)
 
     @property
     def dtype(self) -> np.dtype:
-        return self._shards[0].dtype
+        return self._array.dtype
 
     def read(self, indices: np.ndarray) -> np.ndarray:
         """Reads the states `[n, C]` at the given positions."""
         if self._stored is not None:
             indices = self._stored[indices]
-        states = np.empty((len(indices), self.width), self._shards[0].dtype)
-        shard_of = np.searchsorted(self._bounds, indices, side="right") - 1
-        for number in np.unique(shard_of):
-            in_shard = shard_of == number
-            rows = indices[in_shard] - self._bounds[number]
-            # Ascending order reads neighbouring states on disk together.
-            order = np.argsort(rows)
-            part = self._shards[number][rows[order]]
-            if self._columns is not None:
-                part = part[:, self._columns]
-            states[np.flatnonzero(in_shard)[order]] = part
+        states = np.empty((len(indices), self.width), self.dtype)
+        # Ascending order reads neighbouring states on disk together.
+        order = np.argsort(indices)
+        rows = self._array[indices[order]]
+        states[order] = rows if self._columns is None else rows[:, self._columns]
         return states
 
 
@@ -111,50 +95,45 @@ def cached_states(
     """
     folder = as_path(folder)
     layers = base.layers
-    stored = stored_header(folder)
-    products = base.products
-    if stored:
-        more = set(layers) <= set(stored["layers"])
-        exact = stored.get("products") == "float32"
-        if exact or (products == "bfloat16" and stored.get("products") == INT8):
-            products = stored["products"]
+    stored, products = stored_about(folder), base.products
+    stores_prompts = include_prompts
+    if stored is not None:
+        exact = stored.products == "float32"
+        if exact or (products == "bfloat16" and stored.products == INT8):
+            products = stored.products
         base = base.with_states(
-            stored["dtype"],
-            tuple(stored["layers"]) if more else layers,
+            stored.dtype,
+            stored.layers if set(layers) <= set(stored.layers) else layers,
             "float32" if exact else base.products,
         )
-    stores_prompts = include_prompts or stored.get("include_prompts", False)
-    header = describe_states(
+        stores_prompts = include_prompts or stored.include_prompts
+    about = About(
         fingerprint,
         base.d_model,
         base.layers,
-        dtype=base.dtype.name,
-        products=products,
-        include_prompts=stores_prompts,
+        base.dtype.name,
+        products,
+        stores_prompts,
     )
-    check_states(folder, header)
-    was_complete = check_extends(folder, texts, fingerprint)
+    file = StatesFile(folder, about)
+    file.check_begins(texts)
     counts = position_counts(texts.lengths, texts.prompt_lengths, stores_prompts)
-    width = base.width
-    shards = shards_of(folder, texts, counts, width)
-    missing = [shard for shard in shards if not shard.is_complete]
-    total, needed = (sum(shard.shape[0] for shard in x) for x in (shards, missing))
-    _check_space(folder, cache_bytes(needed, width))
-    if missing:
+    done = file.texts
+    needed = int(counts[done:].sum())
+    _check_space(folder, cache_bytes(needed, file.width))
+    if done < len(texts):
         with progress.bar(
             label="base states",
-            total=total,
-            initial=total - needed,
+            total=int(counts.sum()),
+            initial=int(counts.sum()) - needed,
             unit="position",
             unit_scale=True,
         ) as bar:
-            for shard in missing:
-                states = _compute(base, texts, shard.rows, counts, bar)
-                KIND.write_header(folder, header)
-                save_states(shard.path, states)
-    if was_complete:
-        # A shard with more texts has replaced the earlier last shard.
-        remove_others(folder, [shard.path.name for shard in shards])
+            for rows in _blocks(counts, done, file.full_block):
+                some = [texts[row] for row in rows]
+                states = _compute(base, some, counts[rows.start : rows.stop], bar)
+                lengths = texts.prompt_lengths[rows.start : rows.stop]
+                file.append(some, lengths, states)
     files.write_npz(
         folder / TEXTS,
         {
@@ -163,10 +142,19 @@ def cached_states(
             "prompt_lengths": texts.prompt_lengths,
         },
     )
-    arrays = [mapped_states(shard.path, base.dtype) for shard in shards]
     positions = positions_of(texts, include_prompts)
     indices = _indices(positions, include_prompts, stores_prompts)
-    return States(positions, arrays, indices, _columns(base, layers))
+    return States(positions, file.array(), indices, _columns(base, layers))
+
+
+def _blocks(counts: np.ndarray, first: int, full: int) -> Iterator[range]:
+    """The texts from `first` on, in blocks of at least `full` states but the last."""
+    size = 0
+    for row in range(first, len(counts)):
+        size += int(counts[row])
+        if size >= full or row == len(counts) - 1:
+            yield range(first, row + 1)
+            first, size = row + 1, 0
 
 
 def _indices(positions: Positions, prompts: bool, stored: bool) -> np.ndarray | None:
@@ -202,14 +190,13 @@ def _check_space(folder: pathlib.Path, needed: int) -> None:
 
 def _compute(
     base: FrozenModel,
-    texts: Generations,
-    rows: range,
+    texts: Sequence[np.ndarray],
     counts: np.ndarray,
     bar: progress.tqdm,
 ) -> np.ndarray:
-    starts = np.concatenate([[0], np.cumsum(counts[rows.start : rows.stop])])
+    starts = np.concatenate([[0], np.cumsum(counts)])
     states = np.empty((starts[-1], base.width), base.dtype)
-    for number, text_states in base.states([texts[row] for row in rows]):
+    for number, text_states in base.states(texts):
         first, last = starts[number], starts[number + 1]
         # The last token of a text is not a position: no token follows it.
         states[first:last] = text_states[len(text_states) - 1 - (last - first) : -1]
@@ -222,19 +209,18 @@ def open_states(folder: str | os.PathLike[str], fingerprint: str) -> States:
 
     Positions in prompts, whose tokens are not the model's own, are left out.
     """
-    folder = as_path(folder)
-    header = check_header(folder, {"base": fingerprint})
-    dtype, d_model = states_dtype(header["dtype"]), header["d_model"]
-    width = d_model * (1 + len(header["layers"]))
-    texts = read_texts(folder, fingerprint)
-    stored = header["include_prompts"]
+    file = StatesFile(folder)
+    file.check(base=fingerprint)
+    texts = read_texts(file.folder, fingerprint)
+    file.check_begins(texts)
+    d_model, stored = file.about.d_model, file.about.include_prompts
     counts = position_counts(texts.lengths, texts.prompt_lengths, stored)
-    shards = shards_of(folder, texts, counts, width)
-    for shard in shards:
-        with KIND.reading(shard.path):
-            if not shard.is_complete:
-                raise ValueError("it is missing or has another shape")
-    arrays = [mapped_states(shard.path, dtype) for shard in shards]
-    columns = None if width == d_model else np.arange(d_model)
+    array = file.array()
+    if len(array) != counts.sum():
+        raise UserError(
+            f"{file.folder} lacks states of some of its texts: train heads with "
+            "HeadsTrainConfig.mode = 'cache'."
+        )
+    columns = None if file.width == d_model else np.arange(d_model)
     positions = positions_of(texts, include_prompts=False)
-    return States(positions, arrays, _indices(positions, False, stored), columns)
+    return States(positions, array, _indices(positions, False, stored), columns)

@@ -1,104 +1,201 @@
-"""The files of a cache of states: header and shards; a writer of both.
+"""The files of a cache of states: one array that grows, and JSON beside it.
 
-A folder contains `states.json`, which identifies the model, shards of states, which are
-memory-mapped, and, when the states are complete, the texts in `texts.npz`. The name of
-a shard contains the hash of its texts.
+`states.npy` has the states of texts, one after another, and is memory-mapped.
+`states.json` identifies the model, and lists the blocks of texts whose states are
+there, each with a digest of its texts: a run that is killed loses one block at most.
+`texts.npz` has the texts when their states are complete.
 """
 
+import dataclasses
 import hashlib
+import io
 import os
 import pathlib
 import shutil
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.reading import open_npy, read_npz
+from bpd_jax.base.settings import Natural, Validated, choice
 from bpd_jax.data.generations import Generations, fit_together, specs_of_texts
+from bpd_jax.models.transformer_config import Size
 from bpd_jax.storage import files, folders
 from bpd_jax.storage.folders import Artifact
 from bpd_jax.storage.paths import as_path, in_bucket, local_copy
 from bpd_jax.training.heads.frozen_states import check_finite, states_dtype
 
-HEADER, TEXTS = "states.json", "texts.npz"
+HEADER, TEXTS, _STATES = "states.json", "texts.npz", "states.npy"
 KIND = Artifact(
     "cached states",
     HEADER,
     in_place=True,
-    remedy="train heads with HeadsTrainConfig.mode = 'cache'",
+    remedy="remove the folder, and train heads with HeadsTrainConfig.mode = 'cache'",
+    version=2,
 )
 
-# Bytes of a shard, which is computed in memory.
-_SHARD_BYTES = 2**26
+# Bytes of a block, which is computed in memory.
+_BLOCK_BYTES = 2**26
 
 
-def describe_states(
-    fingerprint: str,
-    d_model: int,
-    layers: tuple[int, ...],
-    *,
-    dtype: str,
-    products: str,
-    include_prompts: bool,
-) -> dict[str, Any]:
-    """The header of a cache; see `FrozenModel` and `cached_states`."""
-    return {
-        "base": fingerprint,
-        "d_model": d_model,
-        "layers": list(layers),
-        "dtype": dtype,
-        "products": products,
-        "include_prompts": include_prompts,
-    }
+@dataclasses.dataclass(frozen=True)
+class About(Validated):
+    """What the states of a cache are of; see `FrozenModel` and `cached_states`.
+
+    Attributes:
+      base: fingerprint of the model.
+      d_model: its width.
+      layers: layers whose outputs follow the final hidden state.
+      dtype: of the states.
+      products: precision of the model's matrix products.
+      include_prompts: whether states of the tokens of prompts are stored.
+    """
+
+    base: str
+    d_model: Size
+    layers: tuple[Natural, ...]
+    dtype: Annotated[str, choice("float16", "bfloat16")]
+    products: str
+    include_prompts: bool
+
+    @property
+    def width(self) -> int:
+        """C, numbers of a state."""
+        return self.d_model * (1 + len(self.layers))
 
 
-def check_states(folder: str | os.PathLike[str], header: dict[str, Any]) -> None:
-    """Checks that a folder holds nothing but states with this `header`."""
-    folder = as_path(folder)
-    if in_bucket(folder):
-        raise UserError(
-            f"{folder}: states are memory-mapped: choose a folder on a local disk."
-        )
-    folders.check_folder(folder, KIND)
-    if (folder / HEADER).exists():
-        check_header(folder, header)
+@dataclasses.dataclass(frozen=True)
+class Block(Validated):
+    """Some texts whose states are stored: their number, their states, a digest."""
+
+    texts: Natural
+    states: Natural
+    digest: str
 
 
-def check_header(folder: pathlib.Path, expected: dict[str, Any]) -> dict[str, Any]:
-    """Reads the header of a cache, whose values must be those of `expected`."""
-    header = read_header(folder)
-    for name, value in expected.items():
-        if header.get(name) != value:
+class StatesFile:
+    """The states of texts in a folder, to which those of further texts are added."""
+
+    def __init__(
+        self, folder: str | os.PathLike[str], about: About | None = None
+    ) -> None:
+        """Opens a folder that is `about` this, or a new one, or any existing one."""
+        self.folder = as_path(folder)
+        if in_bucket(self.folder):
             raise UserError(
-                f"{folder} holds states with {name} = {header.get(name)!r}, and this "
-                f"run needs {value!r}: choose another folder, or remove this one."
+                f"{self.folder}: states are memory-mapped: choose a folder on a local "
+                "disk."
             )
-    return header
+        if about is not None:
+            folders.check_folder(self.folder, KIND)
+        self.blocks: list[Block] = []
+        if about is None or (self.folder / HEADER).exists():
+            stored, self.blocks = _read_header(self.folder)
+            self.about = stored
+            self.check(**dataclasses.asdict(about or stored))
+        else:
+            self.about = about
+        self.width = self.about.width
+
+    def check(self, **about: Any) -> None:
+        """Checks fields of `About`."""
+        for name, value in about.items():
+            stored = getattr(self.about, name)
+            if stored != value:
+                raise UserError(
+                    f"{self.folder} holds states with {name} = {stored!r}, and this "
+                    f"run needs {value!r}: choose another folder, or remove this one."
+                )
+
+    @property
+    def full_block(self) -> int:
+        """Number of states from which on a block is written."""
+        return max(1, _BLOCK_BYTES // (2 * self.width))
+
+    @property
+    def texts(self) -> int:
+        """Number of texts whose states are stored."""
+        return sum(block.texts for block in self.blocks)
+
+    def check_begins(self, texts: Generations, *, longer: bool = False) -> None:
+        """Checks that the stored states are those of the first texts.
+
+        If `longer`, blocks may be of more texts than there are; they are forgotten.
+        """
+        first = 0
+        for number, block in enumerate(self.blocks):
+            last = first + block.texts
+            if longer and last > len(texts):
+                del self.blocks[number:]
+                return
+            rows = range(first, min(last, len(texts)))
+            lengths = texts.prompt_lengths[rows.start : rows.stop]
+            if block.digest != _digest([texts[row] for row in rows], lengths):
+                raise UserError(
+                    f"{self.folder} holds states of other texts than those of "
+                    f"{texts.folder}: choose another folder with "
+                    "HeadsTrainConfig.states, or remove this one."
+                )
+            first = last
+
+    def append(
+        self,
+        texts: Sequence[np.ndarray],
+        prompt_lengths: Sequence[int] | np.ndarray,
+        states: np.ndarray,
+    ) -> None:
+        """Writes a block: the states `[N, C]` of texts, in order."""
+        self._write_header()  # The folder is one of states before it has any.
+        path, before = self.folder / _STATES, sum(block.states for block in self.blocks)
+        path.touch()
+        with files.os_errors_as_user_errors(path), path.open("r+b") as stream:
+            # Its length does not depend on the number of rows.
+            header = _npy_header((before + len(states), self.width))
+            stream.seek(len(header) + 2 * self.width * before)
+            stream.truncate()
+            stream.write(np.ascontiguousarray(states).view(np.uint16).tobytes())
+            stream.seek(0)
+            stream.write(header)
+            stream.flush()
+            os.fsync(stream.fileno())
+        block = Block(len(texts), len(states), _digest(texts, prompt_lengths))
+        self.blocks.append(block)
+        self._write_header()
+
+    def _write_header(self) -> None:
+        blocks = [dataclasses.asdict(block) for block in self.blocks]
+        about = dataclasses.asdict(self.about)
+        KIND.write_header(self.folder, {**about, "blocks": blocks})
+
+    def array(self) -> np.ndarray:
+        """All states, `[N, C]`, memory-mapped."""
+        path, rows = self.folder / _STATES, sum(block.states for block in self.blocks)
+        with KIND.reading(path):
+            array = open_npy(path)
+            wanted = len(array) >= rows and array.shape[1:] == (self.width,)
+            if not wanted or array.dtype != np.uint16:
+                raise ValueError("it is of another shape")
+        # .npy files have no bfloat16, so both dtypes are stored as uint16 bit patterns.
+        return array[:rows].view(states_dtype(self.about.dtype))
 
 
-def read_header(folder: pathlib.Path) -> dict[str, Any]:
-    """Reads the header of a cache and checks the types of its values."""
-    fields = {"base": str, "d_model": int, "dtype": str}
-    header = {"layers": [], **KIND.read_header(folder, fields)}
+def _read_header(folder: pathlib.Path) -> tuple[About, list[Block]]:
+    """The description of a cache and its blocks, whose types are checked."""
+    header = KIND.read_header(folder, {"blocks": list})
     with KIND.reading(folder / HEADER):
-        layers = header["layers"]
-        if type(layers) is not list or any(type(n) is not int for n in layers):
-            raise ValueError("layers is not a list of integers")
-        if type(header.get("include_prompts")) is not bool:
-            raise ValueError("include_prompts is missing or of another type")
-        if header["d_model"] < 1 or states_dtype(header["dtype"]).itemsize != 2:
-            raise ValueError("its states are not of a width and a dtype of states")
-    return header
+        names = [field.name for field in dataclasses.fields(About)]
+        about = About(**{name: header[name] for name in names})
+        return about, [Block(**block) for block in header["blocks"]]
 
 
-def stored_header(folder: pathlib.Path) -> dict[str, Any]:
-    """The header of a cache; empty if there is none or it cannot be read."""
+def stored_about(folder: pathlib.Path) -> About | None:
+    """The description of a cache; None if there is none or it cannot be read."""
     try:
-        return read_header(folder)
+        return _read_header(folder)[0]
     except UserError:
-        return {}
+        return None
 
 
 def read_texts(folder: pathlib.Path, base: str) -> Generations:
@@ -112,86 +209,22 @@ def read_texts(folder: pathlib.Path, base: str) -> Generations:
     return Generations(folder, **arrays, base=base, vocab_size=0, facts={})
 
 
-def check_extends(folder: pathlib.Path, texts: Generations, base: str) -> bool:
-    """Whether a cache is complete; a `UserError` if its texts do not begin `texts`."""
-    try:
-        old = read_texts(folder, base)
-    except UserError:
-        # The cache was never completed. Shards of other texts have other names.
-        return False
-    if not all(
-        np.array_equal(earlier, new[: len(earlier)])
-        for earlier, new in (
-            (old.tokens, texts.tokens),
-            (old.offsets, texts.offsets),
-            (old.prompt_lengths, texts.prompt_lengths),
-        )
-    ):
-        raise UserError(
-            f"{folder} holds states of other texts than those of {texts.folder}: "
-            "choose another folder with HeadsTrainConfig.states, or remove this one."
-        )
-    return True
-
-
-class Shard(NamedTuple):
-    """A file with the states of some texts.
-
-    Attributes:
-      rows: indices of the texts.
-      shape: number and width of the states.
-    """
-
-    rows: range
-    path: pathlib.Path
-    shape: tuple[int, int]
-
-    @property
-    def is_complete(self) -> bool:
-        try:
-            array = open_npy(self.path)
-        except (OSError, ValueError):
-            return False
-        return array.shape == self.shape and array.dtype == np.uint16
-
-
-def shards_of(
-    folder: pathlib.Path, texts: Generations, counts: np.ndarray, width: int
-) -> list[Shard]:
-    """The shards of some texts, the full ones of which do not depend on later texts."""
-    limit = full_shard(width)
-    shards: list[Shard] = []
-    first, size = 0, 0
-    for row, count in enumerate(counts.tolist()):
-        size += count
-        if size and (size >= limit or row == len(counts) - 1):
-            rows = range(first, row + 1)
-            name = shard_name(
-                len(shards),
-                texts.tokens[texts.offsets[first] : texts.offsets[row + 1]],
-                texts.lengths[first : row + 1],
-                texts.prompt_lengths[first : row + 1],
-            )
-            shards.append(Shard(rows, folder / name, (size, width)))
-            first, size = row + 1, 0
-    return shards
-
-
-def full_shard(width: int) -> int:
-    """Number of states from which on a shard is full."""
-    return max(1, _SHARD_BYTES // (2 * width))
-
-
-def shard_name(
-    number: int,
-    tokens: np.ndarray,
-    lengths: Sequence[int] | np.ndarray,
-    prompt_lengths: Sequence[int] | np.ndarray,
+def _digest(
+    texts: Sequence[np.ndarray], prompt_lengths: Sequence[int] | np.ndarray
 ) -> str:
-    digest = hashlib.sha256(np.ascontiguousarray(tokens, np.int32).tobytes())
-    for values in (lengths, prompt_lengths):
-        digest.update(np.asarray(values, np.int64).tobytes())
-    return f"states-{number:05d}-{digest.hexdigest()[:12]}.npy"
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(np.int64(len(text)).tobytes())
+        digest.update(np.asarray(text, np.int32).tobytes())
+    digest.update(np.asarray(prompt_lengths, np.int64).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _npy_header(shape: tuple[int, int]) -> bytes:
+    stream = io.BytesIO()
+    facts = {"descr": "<u2", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, facts)
+    return stream.getvalue()
 
 
 def cache_bytes(positions: int, width: int) -> int:
@@ -206,61 +239,43 @@ def free_bytes(folder: pathlib.Path) -> tuple[int, pathlib.Path]:
     return shutil.disk_usage(nearest).free, nearest
 
 
-def save_states(path: pathlib.Path, states: np.ndarray) -> None:
-    with files.replacing_file(path) as temporary, temporary.open("wb") as stream:
-        np.save(stream, states.view(np.uint16))
-
-
-def mapped_states(path: pathlib.Path, dtype: np.dtype) -> np.ndarray:
-    # .npy files have no bfloat16, so both dtypes are stored as uint16 bit patterns.
-    return open_npy(path).view(dtype)
-
-
 class StatesWriter:
     """Writes the states of texts in the order in which the texts are generated.
 
-    Its shards are those of `cached_states`, which computes what is missing: shards with
-    texts of which only the tokens are known.
+    Where texts exist whose states are not stored, those of later ones are not either:
+    `cached_states` computes all that are missing.
     """
 
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        header: dict[str, Any],
+        about: About,
         texts: Generations | None,
     ) -> None:
-        """Continues a cache after the texts that exist already. Writes nothing.
-
-        `header` is from `describe_states`, `texts` are those that exist already. The
-        folder is created with the first shard.
-        """
-        self._folder, self._header = as_path(folder), header
-        check_states(self._folder, header)
+        """Continues a cache after the texts that exist already. Writes nothing."""
+        self._file = StatesFile(folder, about)
+        count = 0 if texts is None else len(texts)
         if texts is not None:
-            check_extends(self._folder, texts, header["base"])
-        elif (self._folder / TEXTS).exists():
+            self._file.check_begins(texts, longer=True)
+        elif (self._file.folder / TEXTS).exists():
             raise UserError(
-                f"{self._folder} holds states of other texts: choose another folder, "
-                "or remove this one."
+                f"{self._file.folder} holds states of other texts: choose another "
+                "folder, or remove this one."
             )
-        self._width = header["d_model"] * (1 + len(header["layers"]))
-        self._names: list[str] = []
+        else:  # Of a run that was killed before it wrote its first texts.
+            self._file.blocks.clear()
+        self._follows = self._file.texts == count
         self._texts: list[np.ndarray] = []
         self._prompt_lengths: list[int] = []
-        # None for a text without states.
-        self._states: list[np.ndarray | None] = []
-        self._size = 0
-        for row in range(0 if texts is None else len(texts)):
-            assert texts is not None
-            self._append(texts[row], int(texts.prompt_lengths[row]), None)
+        self._states: list[np.ndarray] = []
 
     def describe_size(self, prompts: Sequence[np.ndarray], new_tokens: int) -> str:
         """One line: the space that states of the texts take, and what is free."""
         positions = len(prompts) * new_tokens
-        if self._header["include_prompts"]:
+        if self._file.about.include_prompts:
             positions += sum(len(prompt) - 1 for prompt in prompts)
-        needed = cache_bytes(positions, self._width)
-        free, nearest = free_bytes(self._folder)
+        needed = cache_bytes(positions, self._file.width)
+        free, nearest = free_bytes(self._file.folder)
         return (
             f"states: at most {needed / 1e9:,.1f} GB; {nearest} has {free / 1e9:,.1f} "
             "GB free."
@@ -272,47 +287,21 @@ class StatesWriter:
         `states`, `[T, C]`, are those after its tokens, of which that of the last one is
         not needed.
         """
+        skipped = max(prompt_length - 1, 0)
+        if self._file.about.include_prompts:
+            skipped = 0
         # A copy: `states` may have room for a longer text.
-        kept = states[self._skipped(prompt_length) : len(text) - 1].copy()
+        kept = states[skipped : len(text) - 1].copy()
         check_finite(kept)
-        self._append(text, prompt_length, kept)
-
-    def close(self) -> None:
-        """Writes the last shard, and removes those of texts that were not written."""
-        if self._texts:
-            self._write()
-        remove_others(self._folder, self._names)
-
-    def _skipped(self, prompt_length: int) -> int:
-        """Number of states at a text's beginning that are not stored."""
-        return 0 if self._header["include_prompts"] else max(prompt_length - 1, 0)
-
-    def _append(
-        self, text: np.ndarray, prompt_length: int, states: np.ndarray | None
-    ) -> None:
         self._texts.append(text)
         self._prompt_lengths.append(prompt_length)
-        self._states.append(states)
-        self._size += len(text) - 1 - self._skipped(prompt_length)
-        if self._size >= full_shard(self._width):
-            self._write()
+        self._states.append(kept)
+        if sum(map(len, self._states)) >= self._file.full_block:
+            self.flush()
 
-    def _write(self) -> None:
-        """Writes a shard, unless some of its states are missing."""
-        lengths = [len(text) for text in self._texts]
-        tokens = np.concatenate(self._texts)
-        name = shard_name(len(self._names), tokens, lengths, self._prompt_lengths)
-        states = [part for part in self._states if part is not None]
-        if len(states) == len(self._texts):
-            KIND.write_header(self._folder, self._header)
-            save_states(self._folder / name, np.concatenate(states))
-        self._names.append(name)
+    def flush(self) -> None:
+        """Writes what was added; call it before the texts are written."""
+        if self._texts and self._follows:
+            states = np.concatenate(self._states)
+            self._file.append(self._texts, self._prompt_lengths, states)
         self._texts, self._prompt_lengths, self._states = [], [], []
-        self._size = 0
-
-
-def remove_others(folder: pathlib.Path, names: Sequence[str]) -> None:
-    """Removes all shards of a folder but those with the given names."""
-    for path in folder.glob("states-*.npy"):
-        if path.name not in names:
-            path.unlink(missing_ok=True)

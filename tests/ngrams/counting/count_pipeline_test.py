@@ -1,13 +1,6 @@
-import contextlib
 import gzip
-import importlib.util
 import json
-import os
 import pathlib
-import signal
-import sys
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -26,10 +19,6 @@ TWO_WORKERS = [
     "--direct_num_workers=2",
     "--direct_running_mode=multi_threading",
 ]
-needs_dask = pytest.mark.skipif(
-    importlib.util.find_spec("distributed") is None,
-    reason="dask and distributed are not installed (extra dask)",
-)
 
 
 @pytest.fixture
@@ -121,14 +110,9 @@ def test_full_disk_is_reported_in_one_sentence(tmp_path, token_files, monkeypatc
         ("--no_such_option=1", "Beam has no option --no_such_option"),
         ("--direct_num_workers=two", "options: .*invalid int value: 'two'"),
         ("--runner=NoRunner", "options: .*NoRunner"),
-        ("--runner=DaskRunner", "extra dask"),
     ],
 )
-def test_invalid_options_are_refused(
-    tmp_path, token_files, capfd, monkeypatch, option, message
-):
-    for name in ("dask", "apache_beam.runners.dask.dask_runner"):
-        monkeypatch.setitem(sys.modules, name, None)
+def test_invalid_options_are_refused(tmp_path, token_files, capfd, option, message):
     source = open_source(tokens=token_files)
     with pytest.raises(UserError, match=message):
         count_with_beam(
@@ -158,62 +142,3 @@ def test_invalid_input_leaves_no_files(tmp_path, token_files):
     (output / "thesis.txt").write_text("years of work")
     with pytest.raises(UserError, match="not part of n-gram counts"):
         count_with_beam(source, output, order=2, options=IN_PROCESS)
-
-
-@contextlib.contextmanager
-def cluster_of_two():
-    """A Dask cluster of two processes, and the options of a pipeline on it."""
-    from dask.distributed import LocalCluster
-
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
-    ) as cluster:
-        address = f"--dask_client_address={cluster.scheduler_address}"
-        yield cluster, ["--runner=DaskRunner", address]
-
-
-@needs_dask
-@pytest.mark.exhaustive
-def test_killed_worker_of_a_cluster_does_not_change_the_result(tmp_path, monkeypatch):
-    import dask
-
-    folder = tmp_path / "tokens"
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for number in range(6):
-        tokens = rng.zipf(1.3, size=100_000) % 300
-        np.save(folder / f"{number}.npy", tokens.astype(np.uint16))
-    source = open_source(tokens=str(folder / "*"), end_of_text=0, vocab_size=300)
-    bounded_memory.count_to_folder(source, tmp_path / "one", order=4)
-    work = tmp_path / "beam.work"
-    written = []
-
-    def kill(victim):
-        deadline = time.monotonic() + 240
-        while not (parts := list(work.glob("part_*"))) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        os.kill(victim, signal.SIGKILL)
-        written.append(len(parts))
-
-    with cluster_of_two() as (cluster, options):
-        victim = cluster.workers[0].process.pid
-        thread = threading.Thread(target=kill, args=(victim,))
-        thread.start()
-        count_with_beam(source, tmp_path / "beam", order=4, options=options)
-        thread.join()
-        # Dask may or may not have started another worker instead.
-        assert victim not in {worker.pid for worker in cluster.workers.values()}
-        # The sample, which this process reads, ends before the token that is too large.
-        monkeypatch.setattr("bpd_jax.ngrams.counting.count_pipeline._SAMPLE_TOKENS", 1)
-        fewer = open_source(tokens=str(folder / "*"), end_of_text=0, vocab_size=299)
-        with pytest.raises(UserError, match=r"holds the token 299, .* 298\.$"):
-            count_with_beam(fewer, tmp_path / "bad", order=3, options=options)
-    with (
-        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
-        pytest.raises(UserError, match="the Dask cluster failed: Timed out"),
-    ):
-        count_with_beam(source, tmp_path / "gone", order=4, options=options)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"beam", "one", "tokens"}
-    assert 1 <= written[0] < 100
-    assert same_folders(tmp_path / "one", tmp_path / "beam")

@@ -20,7 +20,7 @@ def source(texts):
         [positions.rows, text_positions, positions.tokens[positions.places]], 1
     )
     return BlockBatcher(
-        States(positions, [states.astype(np.float32)]),
+        States(positions, states.astype(np.float32)),
         positions_of(texts, False),
         block_size=4,
         anchors=6,

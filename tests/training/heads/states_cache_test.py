@@ -14,12 +14,12 @@ from bpd_jax.training.heads import states_files
 from bpd_jax.training.heads.batches import PositionBatcher
 from bpd_jax.training.heads.frozen_states import FrozenModel
 from bpd_jax.training.heads.states_cache import cached_states, open_states
-from bpd_jax.training.heads.states_files import HEADER
+from bpd_jax.training.heads.states_files import HEADER, StatesFile
 
 
 @pytest.fixture(autouse=True)
-def small_shards(monkeypatch):
-    monkeypatch.setattr(states_files, "_SHARD_BYTES", 300 * 2 * 24)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(states_files, "_BLOCK_BYTES", 300 * 2 * 24)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_cached_states_equal_those_of_the_model(
     tmp_path, model, params, texts, dtype, make
 ):
     states = make(tmp_path, dtype=dtype)
-    assert len(list(tmp_path.glob("states-*.npy"))) > 2
+    assert len(StatesFile(tmp_path).blocks) > 2
     positions = states.positions
     forward = jax.jit(Model.forward)
     for row in (0, 17, len(texts) - 1):
@@ -60,7 +60,7 @@ def test_cached_states_equal_those_of_the_model(
     np.testing.assert_array_equal(states.read(sample), all_states[sample])
 
 
-def test_killed_run_resumes_at_the_first_missing_shard(
+def test_killed_run_resumes_at_the_first_missing_block(
     tmp_path, monkeypatch, texts, base_key, make
 ):
     uninterrupted = make(tmp_path / "whole")
@@ -76,25 +76,27 @@ def test_killed_run_resumes_at_the_first_missing_shard(
     monkeypatch.setattr(FrozenModel, "states", failing)
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "killed")
-    shards = sorted(path.name for path in (tmp_path / "killed").glob("*.npy"))
-    assert len(shards) == 2
+    # What a run writes of a block before it is killed is overwritten.
+    with (tmp_path / "killed" / "states.npy").open("ab") as stream:
+        stream.write(bytes(1000))
+    assert len(StatesFile(tmp_path / "killed").blocks) == 2
     with pytest.raises(UserError, match=r"texts\.npz"):
         open_states(tmp_path / "killed", base_key)
     resumed = make(tmp_path / "killed")
-    assert len(calls) - 3 == len(list((tmp_path / "whole").glob("*.npy"))) - 2
+    assert len(calls) - 3 == len(StatesFile(tmp_path / "whole").blocks) - 2
     indices = np.arange(len(uninterrupted.positions))
     np.testing.assert_array_equal(resumed.read(indices), uninterrupted.read(indices))
 
 
-def test_appended_texts_replace_only_the_last_shard(
+def test_appended_texts_need_their_own_states_alone(
     tmp_path, monkeypatch, texts, base_key, make
 ):
     make(tmp_path, fewer_texts(texts, 60))
-    before = {path.name for path in tmp_path.glob("states-*")}
+    before = StatesFile(tmp_path).blocks
     states = make(tmp_path)
-    after = {path.name for path in tmp_path.glob("states-*")}
-    # Only the last shard, which was not full, is replaced.
-    assert len(before - after) == 1
+    after = StatesFile(tmp_path).blocks
+    assert after[: len(before)] == before
+    assert sum(block.texts for block in after) == len(texts)
     reopened = open_states(tmp_path, base_key)
     indices = np.arange(len(states.positions))
     np.testing.assert_array_equal(reopened.read(indices), states.read(indices))
@@ -136,10 +138,6 @@ def test_states_of_other_texts_are_not_overwritten(tmp_path, texts, base_key, ma
             make(tmp_path, other_texts)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
     open_states(tmp_path, base_key)
-    # Without the list of texts, shards are not deleted either.
-    (tmp_path / "texts.npz").unlink()
-    make(tmp_path, others[0])
-    assert set(times) < set(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("damage", ["cut", "no prompt_lengths"])
@@ -165,6 +163,8 @@ def test_a_forged_header_is_refused(tmp_path, base_key, make):
         {"layers": ["0"]},
         {"dtype": "float64"},
         {"include_prompts": 1},
+        {"blocks": [{"texts": 1}]},
+        {"version": 1},
     ):
         (tmp_path / HEADER).write_text(json.dumps(header | change))
         for read in (make, lambda folder: open_states(folder, base_key)):
@@ -192,13 +192,10 @@ def test_products_of_another_precision_serve_runs_in_bfloat16(tmp_path, make, pr
     """`distill --precision=int8` writes integers; what is missing is computed."""
     make(tmp_path)
     change_header(tmp_path, products=products)
-    first, *others = sorted(tmp_path.glob("states-*.npy"))
-    times = [path.stat().st_mtime_ns for path in others]
-    first.unlink()
+    header = json.loads((tmp_path / HEADER).read_text())
+    change_header(tmp_path, blocks=header["blocks"][:-1])
     make(tmp_path, products="bfloat16")
-    assert first.exists()
-    assert [path.stat().st_mtime_ns for path in others] == times
-    assert json.loads((tmp_path / HEADER).read_text())["products"] == products
+    assert json.loads((tmp_path / HEADER).read_text()) == header
 
 
 @pytest.mark.parametrize("products", ["bfloat16", "int8"])

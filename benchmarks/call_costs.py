@@ -50,12 +50,6 @@ class PassCosts:
         slope = (self.seconds[high] - self.seconds[low]) / (high - low)
         return self.seconds[low] + slope * (nodes - low)
 
-    def total(self, nodes: Sequence[int] | np.ndarray) -> float:
-        """Seconds of passes over these numbers of tokens together."""
-        sizes, counts = np.unique(nodes, return_counts=True)
-        pairs = zip(sizes.tolist(), counts.tolist(), strict=True)
-        return sum(count * self.at(size) for size, count in pairs)
-
 
 def measure_passes(
     decoder: Decoder,
@@ -136,27 +130,6 @@ def measure_drafting(
 def _jit() -> Callable[..., Any]:
     """`jax.jit` with the options of the programs of decoding, whose times count."""
     return functools.partial(jax.jit, compiler_options=compiler_options())
-
-
-def sizes_of_passes(
-    nodes: Sequence[np.ndarray], rows: int, sizes: Sequence[int]
-) -> np.ndarray:
-    """The sizes of all passes; a batch continues until its slowest row is finished.
-
-    >>> nodes = [np.array([3, 9, 1]), np.array([5]), np.array([4, 4])]
-    >>> sizes_of_passes(nodes, rows=2, sizes=(4, 10)).tolist()
-    [10, 10, 4, 4, 4]
-
-    Args:
-      nodes: numbers of nodes of the calls of each text.
-      rows: number of texts of a batch.
-      sizes: sizes for which a pass is compiled, ascending.
-    """
-    largest: list[int] = []
-    for begin in range(0, len(nodes), rows):
-        calls = itertools.zip_longest(*nodes[begin : begin + rows], fillvalue=0)
-        largest += [max(call) for call in calls]
-    return np.asarray(sizes)[np.searchsorted(sizes, largest)]
 
 
 def _median_seconds(runs: dict[int, Callable[[], object]]) -> dict[int, float]:
