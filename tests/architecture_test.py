@@ -125,6 +125,7 @@ def module_name(file: pathlib.Path) -> str:
 # Flags and settings that are texts and no paths; a new one is here or a path, whose `~`
 # is the home folder: `cli.DEFINE_path`, or the annotation `settings.Path`.
 TEXTS = {
+    *("base", "digest", "products"),  # What states are of, in their header.
     *("baseline", "beam_options", "beam_runner", "coordinator_address"),
     *("feature_layers", "gcloud", "gin_bindings", "heldout_split", "method"),
     *("methods", "name", "only", "point", "precision", "precisions", "program"),
