@@ -68,12 +68,13 @@ def calls(accepted: list[int]) -> list[int]:
 def drafts(
     study: str, size: str, contender: str, task: str = "", part: str = "report"
 ) -> dict[tuple[str, int], dict]:
-    """Records of a contender by text; `task` is one task, `seven` or "" for all."""
+    """Records of a contender by text; `task` is `A,B,…`, `seven` or "" for all."""
     found = {}
     for r in records(study, size):
         if (r["kind"], r.get("contender"), r.get("part")) != ("draft", contender, part):
             continue
-        if task in ("", r["task"]) or (task == "seven" and r["task"] in SEVEN):
+        wanted = SEVEN if task == "seven" else task.split(",")
+        if not task or r["task"] in wanted:
             yields = digits(r["accepted"])
             found[r["task"], r["example"]] = {
                 **r,

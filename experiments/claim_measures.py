@@ -20,7 +20,7 @@ from bpd_jax.studies.claims import (
     between_effect,
     ratio_effect,
     share_effect,
-    trend_effect,
+    trend_effects,
 )
 from bpd_jax.studies.results import StudyRun
 from bpd_jax.studies.study_config import BPD
@@ -151,7 +151,7 @@ def weak_gain(refined: Names) -> Measured:
         points: list[tuple[int, Measure, Measure]] = []
         for task in tasks_of(run):
             records = paired(run, [BPD, refined], task)
-            if records is None or len(records[0]) < 4:
+            if records is None:
                 return []
             base, better = map(efficiency_sums, records)
             points.append(
@@ -161,7 +161,7 @@ def weak_gain(refined: Names) -> Measured:
                     functools.partial(_gain, better, base),
                 )
             )
-        return [trend_effect(points, -1)]
+        return trend_effects(points, -1)
 
     return measure
 
@@ -273,7 +273,7 @@ def weight_trend(refiner: str) -> Measured:
         for task in tasks_of(run):
             parts = [run.paired([BPD, *family.values()], task, part) for part in PARTS]
             records = [[*one, *other] for one, other in zip(*parts, strict=True)]
-            if not family or len(records[0]) < 4:
+            if not family:
                 return []
             base, *others = map(efficiency_sums, records)
             weights = dict(zip(family, others, strict=True))
@@ -284,7 +284,7 @@ def weight_trend(refiner: str) -> Measured:
                     functools.partial(_best_weight, weights),
                 )
             )
-        return [trend_effect(points, -1)]
+        return trend_effects(points, -1)
 
     return measure
 
@@ -350,7 +350,7 @@ def entropy_trend(run: StudyRun) -> list[Effect]:
     points: list[tuple[int, Measure, Measure]] = []
     for task in tasks_of(run):
         records = [r for r in run.drafts(BPD, task) if r.head_entropy]
-        if not _comparable(run) or len(records) < 4:
+        if not _comparable(run):
             return []
         sums = efficiency_sums(records)
         points.append(
@@ -360,7 +360,7 @@ def entropy_trend(run: StudyRun) -> list[Effect]:
                 functools.partial(_efficiency, sums),
             )
         )
-    return [trend_effect(points, 1)]
+    return trend_effects(points, 1)
 
 
 def _last_rise(records: Sequence[DraftRecord], texts: np.ndarray) -> float:
@@ -381,7 +381,7 @@ def weak_headroom(run: StudyRun) -> list[Effect]:
         records = [
             r for r in run.of(OracleRecord) if (r.task, r.part) == (task, REPORT)
         ]
-        if len(records) < 4:
+        if not records:
             return []
         tokens = np.array([r.tokens for r in records], float)
         one, most = (
@@ -395,7 +395,7 @@ def weak_headroom(run: StudyRun) -> list[Effect]:
                 functools.partial(_gain, most, one),
             )
         )
-    return [trend_effect(points, -1)]
+    return trend_effects(points, -1)
 
 
 def timed(first: Names, second: Names, *, speed: bool) -> Measured:

@@ -9,6 +9,7 @@ import numpy as np
 from bpd_jax.evaluation.efficiency import headroom_taken
 from bpd_jax.evaluation.statistics import Fit, efficiency_test, fit_line, holm
 from bpd_jax.reporting.exhibits import Cell, Column, Finding, Table
+from bpd_jax.studies.claims import LEAST_RELIABILITY, Effect, judge
 from bpd_jax.studies.results import Numbers, StudyRun
 from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.tables import (
@@ -16,7 +17,6 @@ from bpd_jax.studies.tables import (
     Entry,
     by_row,
     cell,
-    correlation,
     counted,
     judged,
     missing_cell,
@@ -219,21 +219,17 @@ def never_below(
     return Finding(statement, holds, evidence)
 
 
-def weak_gain_most(
-    statement: str, base: Mapping[str, float], refined: Mapping[str, float]
-) -> Finding:
-    """Whether tasks with a low `base` gain more, by a negative rank correlation."""
-    tasks = [task for task in base if task in refined]
-    gains = [refined[task] / base[task] - 1 for task in tasks]
-    fit = fit_line([base[task] for task in tasks], gains)
-    if fit is None:
-        return judged(statement, "Too few tasks.")
+def trend_finding(statement: str, effects: Sequence[Effect]) -> Finding:
+    """Whether a trend over tasks holds, by the rule of claims."""
+    if not effects:
+        return judged(statement, "Too few tasks or texts.")
+    [effect] = effects
     return Finding(
         statement,
-        fit.falls(),
-        f"Rank correlation of BPD's block efficiency and the gain over {len(tasks)} "
-        f"tasks: {correlation(fit)}. Gains from {100 * min(gains):+.1f} to "
-        f"{100 * max(gains):+.1f} %.",
+        judge(effects),
+        f"Rank correlation over the paper's tasks, between halves of their texts, "
+        f"positive if the statement holds: {effect}; {effect.note} of the halves, of "
+        f"which both must be {LEAST_RELIABILITY:g} or more.",
     )
 
 

@@ -103,11 +103,17 @@ def verdict(claim: Claim, effects: Sequence[Effect]) -> str:
     """
     if claim.certain:
         return BY_CONSTRUCTION
-    signs = [
-        exceeds(effect.interval) if effect.interval and effect.reliable else None
-        for effect in effects
-    ]
-    return {True: AGREES, False: CONTRARY, None: OPEN}[combined_verdict(signs)]
+    return {True: AGREES, False: CONTRARY, None: OPEN}[judge(effects)]
+
+
+def judge(effects: Sequence[Effect]) -> bool | None:
+    """Whether effects are positive, by the rule; None if this is open."""
+    return combined_verdict(
+        [
+            exceeds(effect.interval) if effect.interval and effect.reliable else None
+            for effect in effects
+        ]
+    )
 
 
 def summary(effects: Sequence[Effect]) -> str:
@@ -200,7 +206,9 @@ Measure = Callable[[np.ndarray], float]
 """Maps the indices of some texts of a task to a number."""
 
 
-def trend_effect(tasks: Sequence[tuple[int, Measure, Measure]], sign: int) -> Effect:
+def trend_effects(
+    tasks: Sequence[tuple[int, Measure, Measure]], sign: int
+) -> list[Effect]:
     """The rank correlation over tasks of two numbers, times `sign`.
 
     The two numbers are of different halves of each task's texts, because those of the
@@ -210,7 +218,12 @@ def trend_effect(tasks: Sequence[tuple[int, Measure, Measure]], sign: int) -> Ef
     Args:
       tasks: number of texts, and the two numbers, of each task.
       sign: -1 for a claim that one number falls as the other one rises.
+
+    Returns:
+      One effect; none of fewer than three tasks, or with fewer than four texts of one.
     """
+    if len(tasks) < 3 or min(count for count, *_ in tasks) < 4:
+        return []
     rng = np.random.default_rng(0)
 
     def halves(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -235,13 +248,10 @@ def trend_effect(tasks: Sequence[tuple[int, Measure, Measure]], sign: int) -> Ef
             one, other = (rng.choice(half, len(half)) for half in halves(count))
             points.append((first(one), second(other)))
         drawn.append(_rank_correlation(*map(np.array, zip(*points, strict=True))))
-    return Effect(
-        sign * value,
-        _ends(sign * np.array(drawn)),
-        "",
-        note=f"reliabilities {decimal(reliabilities[0])}, {decimal(reliabilities[1])}",
-        reliable=min(reliabilities) >= LEAST_RELIABILITY,
-    )
+    note = f"reliabilities {decimal(reliabilities[0])}, {decimal(reliabilities[1])}"
+    reliable = min(reliabilities) >= LEAST_RELIABILITY
+    interval = _ends(sign * np.array(drawn))
+    return [Effect(sign * value, interval, "", note=note, reliable=reliable)]
 
 
 def _rank_correlation(x: np.ndarray, y: np.ndarray) -> float:

@@ -68,8 +68,8 @@ class ContenderDrafts:
         6.1). `bpd_jax.evaluation.draft_statistics.repetition` is over the calls that
         one method makes.
         """
-        sums = (record.repetition for record in self)
-        equal, pairs, longest, drafts = map(sum, zip(*sums, strict=True))
+        sums = np.array([record.repetition for record in self], int).reshape(-1, 4)
+        equal, pairs, longest, drafts = sums.sum(axis=0).tolist()
         return (equal / pairs, longest / drafts) if pairs else (None, None)
 
     def cell(self, paper: float | None = None) -> Cell:

@@ -9,12 +9,13 @@ from bpd_jax.studies.study import DRAFTS, ENGINES, Study
 from bpd_jax.studies.study_config import BPD
 from bpd_jax.studies.study_records import EngineRecord, from_digits
 from bpd_jax.studies.tables import by_row, missing_cell, ratio_cell, table
+from experiments.claim_measures import weak_gain
 from experiments.comparisons import (
     efficiency_table,
     gain_table,
     headroom_table,
     never_below,
-    weak_gain_most,
+    trend_finding,
 )
 from experiments.printed import TABLE4
 from experiments.refinements import (
@@ -41,7 +42,7 @@ def _findings(run: StudyRun) -> list[Finding]:
     pair = run.by_task(several, single or "")
     findings.append(never_below(run, statement, *pair, strictly=True))
     statement = f"Tasks on which BPD has a low block efficiency gain most{chosen}."
-    findings.append(weak_gain_most(statement, *run.by_task(BPD, several)))
+    findings.append(trend_finding(statement, weak_gain(several)(run)))
     return findings + _oracle_bound(run)
 
 

@@ -1,9 +1,12 @@
 """Tables of block efficiency, from small records with values computed by hand."""
 
+import dataclasses
+
 import pytest
 
+from bpd_jax.studies.claims import Effect
 from bpd_jax.studies.study_records import TUNE, EngineRecord
-from experiments.comparisons import weak_gain_most
+from experiments.comparisons import trend_finding
 from tests.experiments import builders
 from tests.experiments.builders import draft, values_of
 
@@ -169,12 +172,12 @@ def test_incomplete_runs_are_shown(study):
     assert exhibit_of(study, drafts, tasks=[*TASKS, "rag"]).tables
 
 
-def test_weak_tasks_gain_most_if_ranks_are_anticorrelated():
-    base = {task: 1.0 + number for number, task in enumerate("abcdef")}
-    falling = {task: value + 1 for task, value in base.items()}  # by 100, 50, 33 … %
-    growing = {task: value**2 for task, value in base.items()}
-    assert weak_gain_most("W.", base, falling).holds is True
-    assert "−1.00" in weak_gain_most("W.", base, falling).evidence
-    assert weak_gain_most("W.", base, growing).holds is False
-    three_tasks = {task: base[task] for task in "abc"}
-    assert weak_gain_most("W.", three_tasks, falling).holds is None
+def test_trends_are_judged_by_the_rule_of_claims():
+    known = Effect(0.8, (0.3, 1.0), "", note="reliabilities 0.90, 0.80")
+    found = trend_finding("Weak tasks gain most.", [known])
+    assert found.holds is True
+    assert "+0.80 (+0.30…+1.00); reliabilities 0.90, 0.80" in found.evidence
+    assert (
+        trend_finding("W.", [dataclasses.replace(known, reliable=False)]).holds is None
+    )
+    assert trend_finding("W.", []).holds is None

@@ -14,7 +14,7 @@ from bpd_jax.studies.claims import (
     ratio_effect,
     share_effect,
     summary,
-    trend_effect,
+    trend_effects,
     verdict,
 )
 
@@ -84,7 +84,8 @@ def trend(noise, sign):
         tasks.append(
             (20, lambda t, x=first: x[t].mean(), lambda t, y=second: y[t].mean())
         )
-    return trend_effect(tasks, sign)
+    [effect] = trend_effects(tasks, sign)
+    return effect
 
 
 def test_trends_over_tasks_use_halves_of_the_texts():
@@ -107,4 +108,4 @@ def test_a_shared_denominator_is_no_trend():
         tasks.append(
             (24, lambda t, b=base: b[t].mean(), lambda t, b=base: 1.5 / b[t].mean())
         )
-    assert verdict(claim(), [trend_effect(tasks, -1)]) == OPEN
+    assert verdict(claim(), trend_effects(tasks, -1)) == OPEN
