@@ -92,6 +92,7 @@ def load_model(
             "a run folder, one of its checkpoints, a Hugging Face folder, a GGUF file, "
             f"or a known name ({known_names})."
         )
+    other_formats().check_folder(path)
     if heads is not None:
         raise UserError(f"other heads are for pretrained models; {path} has its own.")
     # Imported here, so that each kind of model imports only the modules that it needs.

@@ -8,6 +8,7 @@ import contextlib
 import os
 import pathlib
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Params
 from bpd_jax.decoding.pretrained_checkpoint import Checkpoint
 from bpd_jax.models.attachment_files import LoadedDrafter
@@ -22,6 +23,11 @@ def is_model(path: pathlib.Path) -> bool:
 
 def open_checkpoint(path: pathlib.Path) -> Checkpoint:
     """Opens a pretrained checkpoint: a Hugging Face folder or a GGUF file."""
+    if not path.is_dir() and path.suffix in (".json", ".safetensors"):
+        raise UserError(
+            f"{path} is one file of a Hugging Face folder: give the folder, "
+            f"{path.parent}."
+        )
     if path.is_dir():
         from bpd_jax.formats.huggingface import open_folder
 
@@ -29,6 +35,21 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
     from bpd_jax.formats.gguf_model import open_gguf
 
     return open_gguf(path)
+
+
+def check_folder(path: pathlib.Path) -> None:
+    """Refuses a folder that has no model of bpd_jax either, and says where one is."""
+    if (path / "model.json").is_file() or path.parent.name == "checkpoints":
+        return
+    from bpd_jax.formats.nearest import nearest
+
+    instead = nearest(path) or (
+        "give a Hugging Face folder, a GGUF file, or a run folder"
+    )
+    raise UserError(
+        f"{path} is not the folder of a model: it has neither config.json (of "
+        f"transformers) nor model.json (of a run of bpd_jax); {instead}."
+    )
 
 
 def joined_file(

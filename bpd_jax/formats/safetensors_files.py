@@ -10,6 +10,7 @@ from safetensors import safe_open
 from bpd_jax.base.errors import UserError, library_errors
 from bpd_jax.decoding.pretrained_checkpoint import Origin, Path
 from bpd_jax.formats.json_files import Fields
+from bpd_jax.formats.nearest import nearest
 from bpd_jax.storage.paths import as_path, local_copy
 
 SINGLE = "model.safetensors"
@@ -114,7 +115,9 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> SafetensorsFiles:
                 f"{folder} has its tensors as pickled PyTorch files, which can run "
                 f"code and are not read: convert them to {SINGLE}."
             )
-        raise UserError(f"{folder} has neither {SINGLE} nor {INDEX}.")
+        instead = nearest(folder)
+        instead = f"; {instead}" if instead else ""
+        raise UserError(f"{folder} has neither {SINGLE} nor {INDEX}{instead}.")
     places = dict(Fields.read(index).fields("weight_map").values)
     names = set()
     for name in places.values():

@@ -36,7 +36,7 @@ def test_missing_model_is_reported(name, message, tmp_path, monkeypatch):
 
 
 def test_folder_without_a_run_is_reported(tmp_path):
-    with pytest.raises(UserError, match=r"model\.json does not exist: is this a run"):
+    with pytest.raises(UserError, match=r"neither config\.json .* nor model\.json"):
         load_model(str(tmp_path))
     # A checkpoint folder refers to its run.
     checkpoint = tmp_path / "checkpoints" / "7"

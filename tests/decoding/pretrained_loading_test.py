@@ -185,6 +185,40 @@ def test_a_conversation_needs_a_template(folder):
         lm.encode([{"role": "user", "content": "hello"}])
 
 
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        ({"notes.txt": ""}, "neither config.json .* nor model.json .*; give a Hugging"),
+        ({"a-Q4_0.gguf": ""}, "contains GGUF files: give .*here/a-Q4_0.gguf"),
+        ({"snapshots/1f/config.json": "{}"}, "below it: give .*here/snapshots/1f"),
+        (
+            {"models--a--b/snapshots/1f/config.json": "{}"},
+            "give .*here/models--a--b/snapshots/1f",
+        ),
+        ({"sub/config.json": "{}"}, "below it: give .*here/sub"),
+        (
+            {"adapter_config.json": '{"base_model_name_or_path": "org/base"}'},
+            "an adapter of org/base: merge them",
+        ),
+        ({"params.json": "{}", "consolidated.00.pth": ""}, "of its authors"),
+        ({"../config.json": "{}", "original/x": ""}, "folder above it: give"),
+    ],
+)
+def test_folders_of_no_model_say_where_one_is(tmp_path, files, message):
+    folder = tmp_path / "here"
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_model(str(folder))
+
+
+def test_a_file_of_a_folder_is_not_a_model(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=f"give the folder, {tmp_path}"):
+        load_model(str(tmp_path / "config.json"))
+
+
 def test_missing_model_package_is_reported(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
