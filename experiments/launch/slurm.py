@@ -6,9 +6,11 @@
         --gin_file=gin_configs/meshes/gpu_8.gin --workdir=/shared/runs/blockwise_1b5
 
 Without --dry_run the batch script is submitted to sbatch instead of printed. The
-checkout, its .venv and the command's folders must be on a disk that all nodes share.
+checkout, the interpreter and the command's folders must be on a disk that all nodes
+share; the interpreter's jax must have a plugin for GPUs, which is checked here.
 """
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,7 +20,7 @@ from typing import Any
 from absl import flags
 
 from bpd_jax.base import cli
-from bpd_jax.base.errors import UserError
+from bpd_jax.base.errors import UserError, warn
 from experiments.launch import command
 from experiments.launch.command import RESUMED, Program
 from experiments.launch.dry_run import DRY_RUN
@@ -105,12 +107,51 @@ exit "$status"
 """
 
 
+def _unusable(python: str) -> str | None:
+    """Why an interpreter cannot run on GPUs; None if its jax has a plugin for them."""
+    words = [python, "-c", _PLUGINS]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, cwd=command.ROOT
+        )
+    except OSError as error:
+        return f"--python={python} cannot be run: {error.strerror}."
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
+        return f"--python={python} has no jax: {last}."
+    version, *plugins = done.stdout.split()
+    if any(re.search("cuda|rocm", name) for name in plugins):
+        return None
+    return (
+        f"--python={python} has jax {version} without a plugin for GPUs: install "
+        "bpd_jax[cuda13] in it, or name another interpreter."
+    )
+
+
+# jax finds plugins as modules of a package, and as entry points.
+_PLUGINS = """
+import importlib.metadata, pkgutil
+names = [x.name for x in importlib.metadata.entry_points(group="jax_plugins")]
+try:
+    import jax_plugins
+    names += [x.name for x in pkgutil.iter_modules(jax_plugins.__path__)]
+except ImportError:
+    pass
+print(importlib.metadata.version("jax"), *names)
+"""
+
+
 def submit(programs: Sequence[Program]) -> None:
     """Submits commands to sbatch as the flags say, or prints the script."""
     script = batch_script(flags.FLAGS, programs)
+    reason = _unusable(flags.FLAGS.python)
     if DRY_RUN.value:
         print(script, end="")
+        if reason is not None:
+            warn(f"the job would be refused here: {reason}")
         return
+    if reason is not None:
+        raise UserError(reason)
     if shutil.which("sbatch") is None:
         raise UserError("sbatch is not installed: launch from a login node.")
     done = subprocess.run(["sbatch"], input=script, text=True, check=False)

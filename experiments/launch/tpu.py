@@ -33,7 +33,9 @@ flags.DEFINE_string("name", None, "Name of the request for slices.")
 cli.define_flags(TpuSlice, "zone", "topology", "share", "slices", "gcloud", "ssh")
 flags.DEFINE_integer("retries", 3, "Failed attempts that are retried.")
 flags.DEFINE_float("pause", 300, "Seconds between two attempts.")
-cli.DEFINE_path("data", "", "Bucket folder of prepared rows, to copy to WORKDIR/data.")
+cli.DEFINE_path(
+    "data", None, "Bucket folder of prepared rows, to copy to WORKDIR/data."
+)
 flags.DEFINE_bool("stop", False, "Save and end the runs in progress, nothing else.")
 flags.DEFINE_bool("delete", False, "Delete the slices at the end.")
 
@@ -88,8 +90,11 @@ def launch(programs: Mapping[str, Program], tpus: Sequence[TpuSlice]) -> None:
         for program in there.values():
             shown += first.copy_rows(program, flags.FLAGS.data)
             shown += [first.start(program, stamp), first.follow()]
-        shown.append("# if slices are preempted: this, then all from the request on")
-        print(*shown, first.delete(), sep="\n\n")
+        if flags.FLAGS.delete:
+            shown += [tpu.delete() for tpu in tpus]
+        lost = "if slices are preempted: delete them, then all from the request on"
+        shown.append(first.delete(lost))
+        print(*shown, sep="\n\n")
         return
     command.check_travels(sorted(files))
     # Only once: a restarted run resumes with the source that it began with.

@@ -126,8 +126,8 @@ class Keeper:
                     "the same command then resumes."
                 )
             if condition != COMING:
-                absent = condition == ABSENT
-                code = run(self.tpu.create() if absent else self.tpu.delete())
+                lost = self.tpu.delete("delete lost slices")
+                code = run(self.tpu.create() if condition == ABSENT else lost)
                 refused += bool(code) or detail.endswith("FAILED")
             # At the first request the user is present to correct it.
             if refused > (_REQUESTS if self.had_slices else 0):

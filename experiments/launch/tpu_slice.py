@@ -137,9 +137,9 @@ class TpuSlice(Validated):
         words = ("create", self.name, *chip, *nodes, *self.gcloud)
         return self._queued("request slices", *words)
 
-    def delete(self) -> Command:
+    def delete(self, about: str = "delete the slices") -> Command:
         """Deletes the request and its slices."""
-        return self._queued("delete the slices", "delete", self.name, "--force")
+        return self._queued(about, "delete", self.name, "--force")
 
     def describe(self) -> Command:
         """Prints the request's state, such as WAITING_FOR_RESOURCES or ACTIVE."""
@@ -170,7 +170,7 @@ class TpuSlice(Validated):
             self._ssh("set up every worker", script),
         ]
 
-    def copy_rows(self, program: Program, data: str) -> list[Command]:
+    def copy_rows(self, program: Program, data: str | None) -> list[Command]:
         """Copies prepared rows from a bucket folder, if any, to the run's folder."""
         if not data:
             return []

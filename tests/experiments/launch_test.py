@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -62,6 +63,30 @@ def test_slurm_dry_run():
     refuse("experiments.launch.slurm", cases)
 
 
+@pytest.mark.parametrize(
+    "modules, is_usable", [(["xla_cuda13"], True), (["other"], False), ([], False)]
+)
+def test_jobs_need_a_jax_for_gpus(cluster, tmp_path, monkeypatch, modules, is_usable):
+    cluster(0)
+    for name in modules:
+        (tmp_path / "plugins" / "jax_plugins" / name).mkdir(parents=True)
+        (tmp_path / "plugins" / "jax_plugins" / name / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "plugins"))
+    words = [f"--python={sys.executable}", "--nodes=1", "--per=node"]
+    result, absent, dry = start(
+        "experiments.launch.slurm",
+        [*words, "--", "tune", "--model=w"],
+        ["--python=nowhere/python", *words[1:], "--", "tune", "--model=w"],
+        [*words, "--dry_run", "--", "tune", "--model=w"],
+    )
+    assert_refused(absent, "--python=nowhere/python cannot be run: No such file")
+    assert dry.returncode == 0
+    assert ("without a plugin for GPUs" in dry.stderr) is not is_usable
+    assert (tmp_path / "log").exists() is is_usable  # It is submitted.
+    if not is_usable:
+        assert_refused(result, "without a plugin for GPUs: install bpd_jax[cuda13]")
+
+
 STUDY = ["--size", "paper", "--limit", "8", "--heartbeat_timeout", "8"]
 TPU = ["--name=paper", "--zone=z", "--topology=v5e:4x4", "--dry_run"]
 SHARE = "--share=10.0.0.2:/runs"
@@ -70,14 +95,18 @@ SHARE = "--share=10.0.0.2:/runs"
 def test_tpu_dry_run_prints_the_commands():
     several = ["--slices=2", "--gcloud=--spot", "--gcloud=--runtime-version=x"]
     copied = ["--data=gs://BUCKET/rows", "--ssh=--internal-ip", SHARE]
-    shared, bucket, evaluate, study, stop = succeed_all(
+    shared, bucket, evaluate, study, stop, deleted = succeed_all(
         "experiments.launch.tpu",
         [*TPU, *several, *copied, *RUN],
         [*TPU, "--", "train", PRETRAIN, "--workdir=gs://B/w"],
         [*TPU, "--", "evaluate", "--model=gs://B/w", "--output=gs://B/e"],
         [*TPU, SHARE, "--", "experiments.run", *STUDY, "--distributed", "table4"],
         [*TPU, "--stop"],
+        [*TPU, "--delete", "--", "train", PRETRAIN, "--workdir=gs://B/w"],
     )
+    assert "# delete the slices\n" in deleted.stdout
+    assert "delete the slices" not in bucket.stdout
+    assert "# if slices are preempted: delete them, then all" in bucket.stdout
     lines = [line for line in shared.stdout.splitlines() if line.startswith("gcloud")]
     verbs = [line.split()[4] for line in lines]
     describes = ["describe"] * 3
@@ -162,6 +191,7 @@ def cluster(tmp_path, monkeypatch):
             ("srun", srun.format(status=status, folder=tmp_path)),
             ("scancel", f'kill -TERM "$(cat "{tmp_path}/started")"'),
             ("scontrol", ""),
+            ("sbatch", ""),
         ):
             file = tmp_path / name
             file.write_text(
