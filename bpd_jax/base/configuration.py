@@ -5,6 +5,7 @@ Added here: the location of every statement, one sentence for every error, and t
 that whatever the command line names has an effect.
 """
 
+import ast
 import dataclasses
 import difflib
 import inspect
@@ -12,13 +13,17 @@ import os
 import pathlib
 import re
 import tokenize
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import gin
 from absl import flags
 from gin import config_parser
-from gin.config import ParserDelegate, iterate_references
+from gin.config import (
+    ConfigurableReference,
+    ParserDelegate,
+    iterate_references,
+)
 
 from bpd_jax.base import cli, settings
 from bpd_jax.base.errors import UserError
@@ -48,6 +53,7 @@ class Setting(NamedTuple):
       name: name of a parameter, such as `TrainConfig.steps`, or of a macro.
       value: value in gin's syntax.
       macros: names of the macros in the value.
+      built: what the value is made by: `NAME` or `SCOPE/NAME` of classes.
       source: the file, or "the command line".
       location: `FILE:LINE` or `--gin.NAME=VALUE`.
     """
@@ -55,6 +61,7 @@ class Setting(NamedTuple):
     name: str
     value: str
     macros: tuple[str, ...]
+    built: tuple[str, ...]
     source: str
     location: str
 
@@ -148,7 +155,7 @@ def parse(
         _check_macros(settings)
         owners = {setting.owner.rpartition("/")[2] for setting in settings}
         chosen = next((other for other in others if other.__name__ in owners), kind)
-        value, operative = _build(chosen), gin.operative_config_str()
+        value, operative = _build(chosen, settings), gin.operative_config_str()
         _check_effects(given, settings, re.findall(r"(?m)^(\S+) =", operative))
         return Parsed(value, (*reader.files,), settings, gin.config_str(), operative)
     finally:
@@ -191,7 +198,7 @@ class _Reader:
         in_file = source != _COMMAND_LINE
         location = f"{source}:1" if in_file else flag
         try:
-            parser = config_parser.ConfigParser(f"{text}\n", ParserDelegate())
+            parser = config_parser.ConfigParser(f"{text}\n", _Delegate())
             for statement in parser:
                 if in_file:
                     location = f"{source}:{statement.location.line_num}"
@@ -202,19 +209,63 @@ class _Reader:
                         gin.parse_config(statement.format())
                     case config_parser.BindingStatement(scope, owner, key, value, _):
                         name = f"{scope}/{owner}" if scope else owner
+                        _check_binding(owner, key)
+                        _check_singleton(scope, owner, key, value)
                         macro = (name, "gin.macro", "value")
                         gin.bind_parameter((scope, owner, key) if key else macro, value)
                         name = f"{name}.{key}" if key else name
-                        references = map(str, iterate_references(value))
-                        macros = tuple(x[1:] for x in references if x.startswith("%"))
-                        setting = Setting(name, repr(value), macros, source, location)
-                        self.settings.append(setting)
+                        references = [str(each) for each in iterate_references(value)]
+                        macros, built = (
+                            tuple(x[1:] for x in references if x.startswith(mark))
+                            for mark in "%@"
+                        )
+                        built = tuple(x.removesuffix("()") for x in built)
+                        about = (name, repr(value), macros, built, source, location)
+                        self.settings.append(Setting(*about))
                 if in_file:  # Of an error in the next statement.
                     location = f"{source}:{parser.current_token.start[0]}"
         except (*_FAULTS, tokenize.TokenError) as error:
             if in_file and (at := getattr(error, "lineno", None)):
                 location = f"{source}:{at}"
-            raise UserError(f"{location}: {_fault(error, location)}.") from error
+            token = parser.current_token
+            raise UserError(f"{location}: {_fault(error, token, location)}.") from error
+
+
+class _Delegate(ParserDelegate):
+    """Refuses references to unknown names."""
+
+    def configurable_reference(self, scoped_selector: str, evaluate: bool) -> Any:
+        _check_known(scoped_selector.rpartition("/")[2])
+        return super().configurable_reference(scoped_selector, evaluate)
+
+
+def _check_known(name: str) -> None:
+    try:
+        gin.get_configurable(name)
+    except (KeyError, ValueError):
+        close = _suggest(name, [*settings.registered])
+        raise ValueError(f"unknown name {name}{close}") from None
+
+
+def _check_binding(owner: str, parameter: str) -> None:
+    """Refuses parameters of unknown classes, and unknown ones; macros have none."""
+    if not parameter:
+        return
+    _check_known(owner)
+    name = owner.rpartition(".")[2]
+    if name in settings.registered:
+        names = [*inspect.signature(settings.registered[name]).parameters]
+        if parameter not in names:
+            close = _suggest(parameter, names)
+            raise ValueError(f"{name} has no parameter {parameter}{close}")
+
+
+def _check_singleton(scope: str, owner: str, parameter: str, value: Any) -> None:
+    """Refuses values of `NAME/singleton.constructor` that are no class."""
+    is_constructor = parameter == "constructor" and owner.endswith("singleton")
+    if is_constructor and not isinstance(value, ConfigurableReference):
+        name = f"{scope}/singleton.constructor"
+        raise ValueError(f"{name} must be a class, such as @TextTask")
 
 
 def _is_readable(path: pathlib.Path) -> bool:
@@ -222,29 +273,36 @@ def _is_readable(path: pathlib.Path) -> bool:
     return path.exists() and not path.is_dir()
 
 
-def _fault(error: Exception, location: str) -> str:
-    """Description of an error in a statement, or in a flag, on one line."""
+def _fault(error: Exception, token: tokenize.TokenInfo, location: str) -> str:
+    """Description of an error in a statement, or in a flag, on one line.
+
+    `token` is the one at which the parser stopped.
+    """
     if isinstance(error, tokenize.TokenError):
         return "a bracket or a quote is not closed"
-    text = str(error.args[0] if isinstance(error, SyntaxError) else error)
-    if unknown := re.match(r"No configurable matching (?:\w+ )?'@?([^'()]*)", text):
-        close = _suggest(unknown[1], [*settings.registered])
-        return f"unknown name {unknown[1]}{close}"
-    if wrong := re.match(r"Configurable '(?:.*\.)?(.*)' doesn't .* named '(.*)'", text):
-        target = settings.registered.get(wrong[1], _fault)
-        close = _suggest(wrong[2], [*inspect.signature(target).parameters])
-        return f"{wrong[1]} has no parameter {wrong[2]}{close}"
-    # gin quotes Python's parser, which prints an object's address.
-    token = re.search(r"Failed to parse token '(.*)'", text, re.DOTALL)
-    if not token and not isinstance(error, UnicodeError):
+    # gin's own message quotes Python's parser, which prints an object's address.
+    is_word = isinstance(error, SyntaxError) and _is_no_value(token)
+    if not is_word and not isinstance(error, UnicodeError):
+        text = str(error.args[0] if isinstance(error, SyntaxError) else error)
         return text.partition("\n")[0].rstrip(". ")
     name, _, value = location.partition("=")
-    word = " ".join(token[1].split()) if token else value
+    word = " ".join(token.string.split()) if is_word else value
     quoted = f"{name}=\"'{value}'\"" if value and "'" not in value else "'TEXT'"
     return (
         f"{word} is not a gin value: text needs quotes, as in {quoted}, and constants "
         "are True, False and None"
     )
+
+
+def _is_no_value(token: tokenize.TokenInfo) -> bool:
+    """Whether it is a word, a number or a text that Python does not read as one."""
+    if token.type not in (tokenize.NAME, tokenize.NUMBER, tokenize.STRING):
+        return False
+    try:
+        ast.literal_eval(token.string)
+    except (ValueError, SyntaxError):
+        return True
+    return False
 
 
 def _check_macros(settings: Sequence[Setting]) -> None:
@@ -274,7 +332,8 @@ def _check_macros(settings: Sequence[Setting]) -> None:
             raise UserError(f"{setting.location}: nothing uses {setting.name}{close}.")
 
 
-def _build(kind: type[T]) -> T:
+def _build(kind: type[T], given: Sequence[Setting]) -> T:
+    """Builds a `kind`; `given` are the settings that gin knows."""
     try:
         return gin.get_configurable(kind)()
     except UserError as error:
@@ -282,22 +341,32 @@ def _build(kind: type[T]) -> T:
         raise UserError(str(error).partition("\n")[0]) from None
     except RecursionError:
         raise UserError("the configuration has a cycle of macros.") from None
-    except TypeError as error:
-        # The missing arguments are only in Python's message.
-        missing = re.match(r"(\w+)(?:\.__init__)?\(\) missing .*?'(.*?)'", str(error))
-        if missing is None:
-            raise
-        name = ".".join(missing.groups())
-        raise UserError(
-            f"{name} has no value: no file sets it; add --gin.{name}=VALUE."
-        ) from None
-    except ValueError as error:
-        wrong = re.match("The constructor for singleton '(.*)' is not call", str(error))
-        if wrong is None:
-            raise
-        raise UserError(
-            f"{wrong[1]}/singleton.constructor must be a class, such as @TextTask."
-        ) from None
+    except TypeError:
+        built = (selector for setting in given for selector in setting.built)
+        for selector in (kind.__name__, *built):
+            for name in _missing(selector):
+                raise UserError(
+                    f"{name} has no value: no file sets it; add --gin.{name}=VALUE."
+                ) from None
+        raise
+
+
+def _missing(selector: str) -> Iterator[str]:
+    """Parameters of `SCOPE/NAME` that have neither a value nor a default."""
+    target = selector.rpartition("/")[2]
+    made_by = settings.registered.get(target) or gin.get_configurable(target)
+    for parameter in inspect.signature(made_by).parameters.values():
+        names = {f"{each}.{parameter.name}" for each in (selector, target)}
+        if parameter.default is parameter.empty and not any(map(_is_bound, names)):
+            yield f"{target}.{parameter.name}"
+
+
+def _is_bound(name: str) -> bool:
+    try:
+        gin.query_parameter(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_effects(

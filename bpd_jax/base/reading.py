@@ -97,7 +97,7 @@ class ArraySpec:
     """The requirements on an array.
 
     Attributes:
-      dtypes: allowed dtypes as in `np.dtype.str`, such as `<i8`.
+      dtypes: allowed dtypes as in `np.dtype.str`, such as `<i8`; None for all.
       shape: size of every axis; None for any size.
       low: minimum of all elements.
       high: maximum of all elements.
@@ -105,7 +105,7 @@ class ArraySpec:
       increasing: whether the elements of a vector must be strictly increasing.
     """
 
-    dtypes: tuple[str, ...]
+    dtypes: tuple[str, ...] | None
     shape: tuple[int | None, ...]
     low: float | None = None
     high: float | None = None
@@ -114,7 +114,7 @@ class ArraySpec:
 
     def check_header(self, dtype: np.dtype, shape: tuple[int, ...]) -> None:
         """Raises a `ValueError` unless dtype and shape are allowed."""
-        if dtype.str not in self.dtypes:
+        if self.dtypes is not None and dtype.str not in self.dtypes:
             raise ValueError(f"its dtype is {dtype}, not {' or '.join(self.dtypes)}")
         sizes = [n if e is None else e for e, n in zip(self.shape, shape, strict=False)]
         if len(shape) != len(self.shape) or list(shape) != sizes:
@@ -156,10 +156,9 @@ def check_shapes(
     """Raises a `ValueError` unless the arrays have these names and shapes."""
     check_names(arrays, shapes)
     for name, shape in shapes.items():
-        if arrays[name].shape != tuple(shape):
-            raise ValueError(
-                f"{name}: its shape is {list(arrays[name].shape)}, not {list(shape)}"
-            )
+        with _damage_as_value_error(f"{name}: "):
+            spec = ArraySpec(None, tuple(shape))
+            spec.check_header(arrays[name].dtype, arrays[name].shape)
 
 
 def open_npy(path: str | os.PathLike[str]) -> np.ndarray:

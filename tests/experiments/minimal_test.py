@@ -12,9 +12,9 @@ from bpd_jax.decoding.options import DecodeOptions
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.engines.fst import FstEngine
 from bpd_jax.drafting.lattice import Lattice
-from bpd_jax.models.blockwise import parameter_shapes
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
 from bpd_jax.models.model import Model
+from bpd_jax.models.parameters import parameter_shapes
 from bpd_jax.models.transformer_config import TransformerConfig
 from bpd_jax.ngrams.counting.counts import count_ngrams
 from bpd_jax.ngrams.katz import estimate_katz
