@@ -60,8 +60,9 @@ def load_model(
 
     Args:
       name: a run folder, one of its checkpoint folders (`RUN/checkpoints/STEP`), a
-        pretrained checkpoint (a Hugging Face folder or a GGUF file), or a known name:
-        `demo`, `smollm2`.
+        pretrained checkpoint (a Hugging Face folder or a GGUF file), a model of the
+        Hugging Face hub (`ORG/NAME`; see `formats.hub`), or a known name: `demo`,
+        `smollm2`.
       heads: folder of block heads for a pretrained checkpoint; None for those in
         `runs/NAME/heads`, or those that come with bpd_jax, if there are any.
       weights: folder with the file of a known pretrained model in parts (see
@@ -80,6 +81,10 @@ def load_model(
     if name in PACKAGED:
         return _load_pretrained(name, find_packaged(name), heads, mesh, stored, check)
     path = as_path(KNOWN_RUNS.get(name, name))
+    if not path.exists() and (found := other_formats().from_hub(name)) is not None:
+        # Its assets are in runs/NAME, as those of a folder of this name.
+        name = name.partition("@")[0].rpartition("/")[2].removesuffix(".gguf")
+        return _load_pretrained(name, found, heads, mesh, stored, check)
     check_file(path)
     if other_formats().is_model(path):
         name = path.stem if path.is_file() else path.name
@@ -89,8 +94,8 @@ def load_model(
         hint = " (make train-demo trains it)" if name in KNOWN_RUNS else ""
         raise UserError(
             f"there is no model {name!r}: {path} is not a file or folder{hint}; give "
-            "a run folder, one of its checkpoints, a Hugging Face folder, a GGUF file, "
-            f"or a known name ({known_names})."
+            "a run folder, one of its checkpoints, a Hugging Face folder or a model of "
+            f"its hub (ORG/NAME), a GGUF file, or a known name ({known_names})."
         )
     other_formats().check_folder(path)
     if heads is not None:

@@ -21,8 +21,8 @@ from bpd_jax.training import process_flags
 MODEL = cli.DEFINE_path(
     "model",
     None,
-    "run folder, checkpoint folder, Hugging Face folder, GGUF file, or a known name "
-    "(smollm2, demo).",
+    "run folder, checkpoint folder, Hugging Face folder, GGUF file, ORG/NAME of the "
+    "Hugging Face hub, or a known name (smollm2, demo).",
 )
 HEADS = cli.DEFINE_path(
     "heads", None, "folder of block heads for a pretrained model; default: its own."

@@ -21,6 +21,13 @@ def is_model(path: pathlib.Path) -> bool:
     return path.is_file() or (path / "config.json").is_file()
 
 
+def from_hub(name: str) -> pathlib.Path | None:
+    """A model of the Hugging Face hub; None if this is no name of one."""
+    from bpd_jax.formats.hub import downloaded, is_hub_name
+
+    return downloaded(name) if is_hub_name(name) else None
+
+
 def open_checkpoint(path: pathlib.Path) -> Checkpoint:
     """Opens a pretrained checkpoint: a Hugging Face folder or a GGUF file."""
     if not path.is_dir() and path.suffix in (".json", ".safetensors"):
