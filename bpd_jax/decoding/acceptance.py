@@ -59,7 +59,8 @@ def path_through(
         here = jnp.arange(max_depth) == at(tree.depths, node)[:, None]
         return jnp.where(here & (node >= 0)[:, None], node[:, None], path)
 
-    # First up to the root, then down along first children.
+    # First up to the root, then down along first children: the history also shows what
+    # the best draft proposed after the last accepted token.
     count = at(tree.depths, deepest) + 1
     path = jnp.full((tree.tokens.shape[0], max_depth), -1, jnp.int32)
     node = deepest
@@ -107,6 +108,7 @@ def accepted_nodes(
     """The valid nodes that match together with all their ancestors."""
     matches &= tree.valid
     accepted = matches & (tree.parents < 0)
+    # All nodes at once: each round accepts one more level.
     for _ in range(max_depth - 1):
         accepted |= matches & take(accepted, tree.parents) & (tree.parents >= 0)
     return accepted
@@ -218,7 +220,10 @@ def speculative_sampling(
             source = jax.nn.softmax(walk.source)
             probability = jnp.where(is_token, source, 0.0).sum()
             threshold = jax.random.uniform(jax.random.fold_in(key, walk.attempts))
+            # With probability min(1, p / q); the product needs no q above 0.
             accepted = threshold * probability < walk.probs[token]
+            # What q offered more often than p is never drawn again, so that accepted
+            # and redrawn tokens together are distributed as p (Leviathan et al. 2023).
             rest = jnp.maximum(walk.probs.at[tokens_of_source].add(-source), 0.0)
             # The residual of equal distributions is 0; then only rounding can reject.
             rest = jnp.where(rest.sum() > 0, rest, walk.probs)
@@ -226,6 +231,7 @@ def speculative_sampling(
                 node=walk.node,
                 tried=child,
                 probs=rest / rest.sum(),
+                # Siblings are drawn without replacement.
                 source=jnp.where(is_token & drawn, -jnp.inf, walk.source),
                 attempts=attempts,
             )

@@ -120,6 +120,7 @@ def run_prompts(
         ends[axis] = (0, padded - prompts.shape[1])
         return jnp.pad(array, ends)
 
+    # One program of `_first_state` for prompts that are read in part or as a whole.
     new = KeyValues(pad(new.keys, 2), pad(new.values, 2))
     return pad(hidden, 1), new, pad(features, 1)
 
@@ -384,6 +385,7 @@ def decode_on_device(
     def continues(carry: tuple[DecodeState, Array]) -> Array:
         state, calls = carry
         count = state.done.shape[0] if done_rows is None else done_rows
+        # Rows that are done compute along with the others, and accept nothing.
         running = state.done.sum() < count
         return running if max_calls is None else running & (calls < max_calls)
 
@@ -416,6 +418,7 @@ def decode_with_host(
             break
         seen, memory, entropies = _look(model, weights, static, state, options)
         arrays = weights.drafter if drafter.on_device else None
+        # The host waits for the device here: the price of drafting on the host.
         # Every process drafts for its own rows.
         seen = jax.tree.map(lambda x: x[own], on_host(seen))
         tree = from_own_rows(drafter.propose(seen, arrays), model.mesh)

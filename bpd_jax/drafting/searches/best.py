@@ -194,6 +194,8 @@ def best_paths(lattice: Lattice, transitions: Transitions, num_drafts: int) -> D
         best: Float[Array, "B N"], step: tuple[Array, Array]
     ) -> tuple[Float[Array, "B N"], Float[Array, "B N W"]]:
         gain, target = step
+        # One number for each node serves all prefixes that end in it: what follows
+        # depends on the node alone.
         after = jax.vmap(lambda row, index: row[index])(best, target)
         total = gain + after
         return total.max(axis=-1), total
@@ -210,6 +212,10 @@ def best_paths(lattice: Lattice, transitions: Transitions, num_drafts: int) -> D
         total, gains, target = (
             jax.vmap(lambda row, index: row[index])(array, node) for array in step
         )
+        # The score of the best whole draft with this prefix. The P best drafts have at
+        # most P prefixes of this length, and those promise most: nothing else need be
+        # kept. A beam search, which compares prefixes by what they have so far, may
+        # drop one whose completion is better.
         promise = (gain[:, :, None] + total).reshape(batch, -1)
         promise, chosen = jax.lax.top_k(promise, num_drafts)
         # An index into P paths with W candidates each.

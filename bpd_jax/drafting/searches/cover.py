@@ -68,6 +68,7 @@ def _steps(lattice: Lattice, transitions: Transitions, temperature: float) -> _S
         best: Float[Array, "B N"], step: tuple[Array, Array]
     ) -> tuple[Float[Array, "B N"], Float[Array, "B N W"]]:
         chance, target = step
+        # A token counts if all before it are accepted; the best path continues.
         gain = chance * (1 + jax.vmap(lambda row, index: row[index])(best, target))
         return gain.max(axis=-1), gain
 
@@ -158,6 +159,8 @@ def _cover_row(
         rank: Array, found: tuple[Array, Array, Array]
     ) -> tuple[Array, Array, Array]:
         picks, gains, added = found
+        # The branch that adds most comes next. What it adds is fixed: a prefix belongs
+        # to the first draft that has it, and counts there alone.
         flat = gains.reshape(-1)
         index = flat.argmax()
         draft, begin, pick = jnp.unravel_index(index, gains.shape)
