@@ -11,8 +11,9 @@ def test_numbers_of_pages_are_those_of_the_records(page):
     assert [problem for problem in problems if problem] == []
 
 
-def test_all_numbers_of_the_reproduction_are_recomputed():
-    assert audit.unchecked("docs/reproduction.md") == []
+@pytest.mark.parametrize("page", ["reproduction.md", "tutorials/covering_drafts.md"])
+def test_all_measured_numbers_of_pages_are_recomputed(page):
+    assert audit.unchecked(f"docs/{page}") == []
 
 
 def test_another_number_is_found(monkeypatch):
