@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from bpd_jax.base.errors import UserError
 from bpd_jax.base.settings import Count, Validated
+from bpd_jax.base.typing import Params
 from bpd_jax.compilation.programs import Program, bytes_on_device, spread
 from bpd_jax.decoding import decode_state
 from bpd_jax.decoding.decode_loop import (
@@ -24,10 +25,13 @@ from bpd_jax.drafting.assets import Assets
 from bpd_jax.drafting.interface import Drafter, without_arrays
 from bpd_jax.drafting.parts import BuildContext
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.decoding_parameters import stacked_layers
+from bpd_jax.models.layers import is_stacked
 from bpd_jax.models.model import Model
 from bpd_jax.models.model_flops import forward_flops, serial_call_flops
 from bpd_jax.models.parameters import abstract_parameters
 from bpd_jax.models.partitioning import BATCH_SPEC, check_rows
+from bpd_jax.models.transformer_config import ComputeConfig
 from bpd_jax.ngrams import trie
 from bpd_jax.ngrams.search.device_table import DeviceTable
 
@@ -82,7 +86,7 @@ def decode_programs(
             f"{shapes.max_new_tokens} are more than TransformerConfig.max_length = "
             f"{config.trunk.max_length}."
         )
-    model = Model(config, abstract_parameters(config, mesh), mesh=mesh)
+    model = Model(config, abstract_model(config, mesh), mesh=mesh)
     drafter = abstract_drafter(model, shapes, mesh, rescorer)
     weights = Weights(spread(drafter.arrays, mesh, PartitionSpec()))
     rows = np.zeros(shapes.batch_size, np.int32)
@@ -131,6 +135,19 @@ def decode_programs(
             reads=bytes_on_device((model.params, placed.cache)),
         ),
     ]
+
+
+def abstract_model(config: BlockwiseConfig, mesh: Mesh) -> Params:
+    """The shapes and shardings of parameters that are prepared for decoding."""
+    params = abstract_parameters(config, mesh)
+    stacked = jax.eval_shape(
+        lambda trunk: stacked_layers(trunk, config.trunk, mesh),
+        jax.tree.map(lambda x: x.update(sharding=None), params["trunk"]),
+    )
+    if mesh.size == 1:
+        return {**params, "trunk": spread(stacked, mesh, PartitionSpec())}
+    compute = ComputeConfig(scan_layers=is_stacked(stacked))
+    return abstract_parameters(config, mesh, compute)
 
 
 def abstract_drafter(

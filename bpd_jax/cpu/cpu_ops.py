@@ -5,7 +5,7 @@ from bpd_jax.cpu.attention_kernel import cache_dtype
 from bpd_jax.cpu.device import kernels_of, load_kernels
 from bpd_jax.cpu.integer_kernel import BLOCKS, lanes
 from bpd_jax.cpu.largest import index_of_largest, largest
-from bpd_jax.cpu.layer_loop import loop_over_layers
+from bpd_jax.cpu.layer_loop import for_one_loop
 from bpd_jax.cpu.layout import decoding_layout, integer_layout
 from bpd_jax.cpu.ordered_functions import operations
 from bpd_jax.cpu.tile import tile_of_processor
@@ -19,7 +19,7 @@ class CpuOps(DeviceOps):
     index_of_largest = staticmethod(index_of_largest)
     largest = staticmethod(largest)
     operations = staticmethod(operations)
-    loop_over_layers = staticmethod(loop_over_layers)
+    for_one_loop = staticmethod(for_one_loop)
     layout = staticmethod(decoding_layout)
     integer_layout = staticmethod(integer_layout)
     cache_dtype = staticmethod(cache_dtype)

@@ -3,14 +3,15 @@
 The kernels have no gradient, and XLA does not spread them over devices.
 """
 
+import dataclasses
 from typing import Any
 
 import flax.struct
 import jax.numpy as jnp
 
-from bpd_jax.base.typing import Array, Float
+from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.cpu.integer_kernel import TiledMatrix, integer_rows
-from bpd_jax.cpu.operands import example
+from bpd_jax.cpu.operands import OneOf, example
 from bpd_jax.cpu.row_kernel import applies, expanded, rows_times_matrix
 from bpd_jax.models.products import Packed, times_rows
 from bpd_jax.models.quantized import QuantizedMatrix
@@ -21,11 +22,14 @@ class KernelPacked(Packed):
     """A packed kernel with which kernels of this device multiply.
 
     Attributes:
-      rows: also a `OneOf`.
+      rows: also a `OneOf`; for a loop over layers a tuple of those of all layers.
     """
 
     def times(self, x: Float[Array, "... I"], dtype: str) -> Float[Array, "... O"]:
         return times_packed(x, self.rows, dtype)
+
+    def of_layer(self, number: int | Int[Array, ""]) -> "KernelPacked":
+        return dataclasses.replace(self, rows=OneOf(self.rows, number))
 
 
 def times_packed(x: Array, rows: Any, dtype: str) -> Array:

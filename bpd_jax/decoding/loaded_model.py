@@ -18,7 +18,7 @@ from bpd_jax.decoding.pretrained_checkpoint import Checkpoint
 from bpd_jax.drafting.assets import Assets
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
-from bpd_jax.models.decoding_parameters import prepared
+from bpd_jax.models.decoding_parameters import prepared, stacked_layers
 from bpd_jax.models.model import Model
 from bpd_jax.models.transformer_config import TransformerConfig
 
@@ -219,6 +219,7 @@ class LanguageModel:
         config, params, cache_dtype = prepared(
             self.config, self.params, mesh, precision, rounds=rounds
         )
+        params["trunk"] = stacked_layers(params["trunk"], config.trunk, mesh)
         model = Model(config, params, cache_dtype, mesh)
         return dataclasses.replace(self, model=model, trunk_identity=identity)
 

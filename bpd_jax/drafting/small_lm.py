@@ -91,7 +91,8 @@ class SmallLM:
             _, new = self._pass(params, window, cache)
             return commit(cache, new, jnp.clip(lengths - cache.lengths, 0, chunk))
 
-        empty = self.sizes.empty_cache(batch, slots + extra_slots)
+        model = self.sizes.with_params(params)
+        empty = model.empty_cache(batch, slots + extra_slots)
         return jax.lax.while_loop(
             lambda cache: (cache.lengths < lengths).any(), read, empty
         )

@@ -28,10 +28,11 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from bpd_jax.base.typing import Array, Bool, Float, Int, Num, PyTree
 from bpd_jax.models.partitioning import BATCH_SPEC, constrain, heads_spec
+from bpd_jax.models.stacks import InStack
 from bpd_jax.models.transformer_config import TransformerConfig
 
 # The dtype of a cache that stores the bits of bfloat16 numbers: on a CPU, XLA converts
@@ -51,26 +52,45 @@ class KeyValues:
 class KVCache:
     """Keys and values of the text; row b uses its first `lengths[b]` slots.
 
-    Each layer has its own arrays, in the layout of the operands of batched matrix
-    products, because passes over few tokens are limited by memory bandwidth and slices
-    or transposes would copy them.
+    The arrays have the layout of the operands of batched matrix products, because
+    passes over few tokens are limited by memory bandwidth and slices or transposes
+    would copy them. Each layer has its own arrays, `[B, K, H, S]` and `[B, K, S, H]`;
+    those of a model whose layers are stacked are one, `[B, layer, K, H, S]`.
     """
 
-    keys: tuple[Num[Array, "B K H S"], ...]
-    values: tuple[Num[Array, "B K S H"], ...]
+    keys: tuple[Num[Array, "B K H S"] | Num[Array, "B layer K H S"], ...]
+    values: tuple[Num[Array, "B K S H"] | Num[Array, "B layer K S H"], ...]
     lengths: Int[Array, " B"]
 
     @property
     def slots(self) -> int:
         """S, number of slots per row."""
-        return self.values[0].shape[2]
+        return self.values[0].shape[-2]
 
-    def of_layer(self, layer: int) -> "KVCache":
-        return KVCache((self.keys[layer],), (self.values[layer],), self.lengths)
+    @property
+    def is_stacked(self) -> bool:
+        """Whether one array holds all layers."""
+        return bool(self.keys) and self.keys[0].ndim == 5
+
+    def of_layer(self, layer: int | Int[Array, ""]) -> "KVCache":
+        """The cache of one layer; its number is dynamic in a loop over layers."""
+
+        def one(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+            if self.is_stacked:
+                return (InStack(arrays[0], layer, axis=1),)
+            assert isinstance(layer, int)
+            return (arrays[layer],)
+
+        return KVCache(one(self.keys), one(self.values), self.lengths)
 
 
 def empty_cache(
-    config: TransformerConfig, batch: int, slots: int, dtype: str | None = None
+    config: TransformerConfig,
+    batch: int,
+    slots: int,
+    dtype: str | None = None,
+    *,
+    stacked: bool = False,
 ) -> KVCache:
     """An empty cache, by default in the dtype of activations.
 
@@ -81,8 +101,10 @@ def empty_cache(
     dtype = dtype or config.dtype
 
     def zeros(*shape: int) -> tuple[Array, ...]:
-        layers = range(config.num_layers)
-        return tuple(jnp.zeros((batch, heads, *shape), dtype) for _ in layers)
+        layers = config.num_layers
+        if stacked:
+            return (jnp.zeros((batch, layers, heads, *shape), dtype),)
+        return tuple(jnp.zeros((batch, heads, *shape), dtype) for _ in range(layers))
 
     return KVCache(
         keys=zeros(width, slots),
@@ -97,7 +119,11 @@ def row_specs(tree: PyTree, mesh: Mesh | None) -> Any:
     def of_node(node: Any) -> Any:
         if not isinstance(node, KVCache):
             return BATCH_SPEC
-        heads = heads_spec(node.values[0].shape[1], mesh) if node.values else BATCH_SPEC
+        heads = BATCH_SPEC
+        if node.values:
+            heads = heads_spec(node.values[0].shape[-3], mesh)
+        if node.is_stacked:
+            heads = PartitionSpec(heads[0], None, *heads[1:])
         return jax.tree.map(lambda x: BATCH_SPEC if x.ndim == 1 else heads, node)
 
     return jax.tree.map(of_node, tree, is_leaf=lambda x: isinstance(x, KVCache))
@@ -112,11 +138,12 @@ def spread(cache: KVCache, mesh: Mesh | None) -> KVCache:
 def grow(cache: KVCache, slots: int) -> KVCache:
     """Returns the cache with `slots` more slots per row."""
     none, more = (0, 0), (0, slots)
-    return KVCache(
-        keys=tuple(jnp.pad(x, (none, none, none, more)) for x in cache.keys),
-        values=tuple(jnp.pad(x, (none, none, more, none)) for x in cache.values),
-        lengths=cache.lengths,
-    )
+
+    def grown(arrays: tuple[Array, ...], *ends: tuple[int, int]) -> tuple[Array, ...]:
+        return tuple(jnp.pad(x, (none,) * (x.ndim - 2) + ends) for x in arrays)
+
+    keys, values = grown(cache.keys, none, more), grown(cache.values, more, none)
+    return KVCache(keys, values, cache.lengths)
 
 
 def commit(cache: KVCache, new: KeyValues, counts: Int[Array, " B"]) -> KVCache:
@@ -125,7 +152,12 @@ def commit(cache: KVCache, new: KeyValues, counts: Int[Array, " B"]) -> KVCache:
     All T slots are written, so `lengths + T` must not exceed S in rows that are not
     finished; rows whose count is 0 keep their text.
     """
-    starts = cache.lengths
+    starts, lengths = cache.lengths, cache.lengths + counts
+    if cache.is_stacked:
+        keys, values = cache.keys[0], cache.values[0]
+        keys = write_rows(keys, new.keys.transpose(1, 0, 3, 4, 2), starts, axis=4)
+        rows = new.values.transpose(1, 0, 3, 2, 4)
+        return KVCache((keys,), (write_rows(values, rows, starts, axis=3),), lengths)
     return KVCache(
         keys=tuple(
             write_rows(buffer, new.keys[layer].transpose(0, 2, 3, 1), starts, axis=3)
@@ -135,7 +167,7 @@ def commit(cache: KVCache, new: KeyValues, counts: Int[Array, " B"]) -> KVCache:
             write_rows(buffer, new.values[layer].swapaxes(1, 2), starts, axis=2)
             for layer, buffer in enumerate(cache.values)
         ),
-        lengths=cache.lengths + counts,
+        lengths=lengths,
     )
 
 

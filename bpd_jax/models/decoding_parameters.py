@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bpd_jax.base import progress
 from bpd_jax.base.errors import UserError
@@ -14,8 +14,17 @@ from bpd_jax.base.typing import Params
 from bpd_jax.models import device_ops
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.device_ops import on_cpu
+from bpd_jax.models.layers import STACKED, is_stacked, separate_layers
 from bpd_jax.models.partitioning import first_device, has_tensor_cores
-from bpd_jax.models.quantized import expanded, in_kernel, is_quantized, rounded
+from bpd_jax.models.products import Packed
+from bpd_jax.models.quantized import (
+    QuantizedMatrix,
+    expanded,
+    in_kernel,
+    is_quantized,
+    kernel_rows,
+    rounded,
+)
 from bpd_jax.models.transformer_config import INT8, TransformerConfig
 
 
@@ -120,3 +129,58 @@ def _cast(params: Params, dtype: str) -> Params:
         return leaf.astype(dtype) if matrix else leaf
 
     return jax.tree.map(cast, params, is_leaf=is_quantized)
+
+
+def stacked_layers(
+    trunk: Params, config: TransformerConfig, mesh: Mesh | None
+) -> Params:
+    """The trunk with its layers stacked, where decoding loops over them.
+
+    Layers that are not stored alike stay separate. So do those of a CPU, whose kernels
+    read them where they are, and those that GPUs would copy: of experts, or on a mesh.
+    On one GPU kernels of projections become `Packed`, as `quantized_kernel` reads them.
+    """
+    device, alone = first_device(mesh), mesh is None or mesh.size == 1
+    on_gpu = device.platform == "gpu"
+    in_kernel = alone and has_tensor_cores(device) and config.experts is None
+    if is_stacked(trunk) or (on_gpu and not in_kernel) or (alone and on_cpu(mesh)):
+        return trunk
+    rest, layers = dict(trunk), []
+    for layer in separate_layers(trunk, config.num_layers):
+        layers.append(_packed(layer) if in_kernel else layer)
+        for part in layer:
+            del rest[f"{part}_{len(layers) - 1}"]
+    kinds = {
+        (structure, *((x.shape, x.dtype) for x in leaves))
+        for leaves, structure in map(jax.tree.flatten, layers)
+    }
+    if len(kinds) > 1:
+        return trunk
+    return {**rest, STACKED: jax.tree.map(_joined, *layers)}
+
+
+def _joined(*arrays: Any) -> Any:
+    """Arrays of all layers as one, which is spread over devices as each of them is."""
+    sharding = None
+    if not isinstance(arrays[0], jax.core.Tracer):
+        sharding = getattr(arrays[0], "sharding", None)
+    if isinstance(sharding, NamedSharding):
+        spec = PartitionSpec(None, *sharding.spec)
+        sharding = NamedSharding(sharding.mesh, spec)
+        return jax.jit(lambda *x: jnp.stack(x), out_shardings=sharding)(*arrays)
+    return jnp.stack(arrays)
+
+
+def _packed(tree: Any, name: str = "") -> Any:
+    """The projections of a layer as a kernel of a GPU reads them."""
+    if not isinstance(tree, dict):
+        return tree
+    if "kernel" not in tree:
+        return {key: _packed(value, key) for key, value in tree.items()}
+    kernel = tree["kernel"]
+    if not isinstance(kernel, Packed):
+        kernel = Packed(kernel_rows(name, kernel), kernel.shape)
+    elif isinstance(kernel.rows, QuantizedMatrix) and kernel.rows.by_output:
+        rows = dataclasses.replace(kernel.rows, in_kernel=True)
+        kernel = Packed(rows, kernel.shape)
+    return {**tree, "kernel": kernel}

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bpd_jax.base.errors import UserError
-from bpd_jax.base.typing import Array, Bool, Float, Int, Params, PyTree
+from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models.attention import Attended, attention
-from bpd_jax.models.cache import KeyValues, KVCache
+from bpd_jax.models.cache import KVCache
 from bpd_jax.models.prefix_attention import prefix_attention
 from bpd_jax.models.rotary import RotaryConfig, rotate
 from bpd_jax.models.transformer_config import TransformerConfig
@@ -166,26 +166,22 @@ class DeviceOps:
         """
         return _PLAIN
 
-    def loop_over_layers(
+    def for_one_loop(
         self,
-        config: TransformerConfig,
-        run: Callable[..., tuple[Array, PyTree]],
-        layers: Sequence[Params] | None,
+        layers: Sequence[Params],
         x: Float[Array, "B T D"],
         cache: KVCache | None,
-        earlier: KeyValues | None,
-    ) -> tuple[Float[Array, "B T D"], PyTree] | None:
-        """Runs all layers with one body, where that is faster.
+    ) -> tuple[Params, Any] | None:
+        """Equal layers, which are apart, for one loop (`layer_loop`).
 
         Args:
-          run: runs a layer; gets its parameters, x, the cache of the layer and its part
-            of `earlier`; returns x and what is stacked.
-          layers: their parameters; None in training.
-          earlier: arrays `[layer, …]`.
+          layers: their parameters.
+          x: the input of the first one.
 
         Returns:
-          The output of the last layer, and the stacked results; None where they have to
-          run one after the other.
+          The parameters in one tree: of `Packed` kernels those of all layers, other
+          arrays stacked; and the cache, of which `of_layer` returns that of a layer.
+          None where a loop would copy layers, so that they run one after the other.
         """
         return None
 

@@ -1,7 +1,7 @@
 """Parts of the transformer's layers: projections, norms, experts; stacked layers.
 
-The parameters of the layers of a trunk are separate, or stacked for a scan over the
-layers. Files and decoding use separate ones.
+The parameters of the layers of a trunk are separate, or stacked for a loop over the
+layers. Files have separate ones; `stacked_layers` stacks them for decoding.
 
     attention_0/query/kernel [D,N,H], attention_1/query/kernel [D,N,H], …
     layers/attention/query/kernel [layers,D,N,H]
@@ -17,7 +17,12 @@ import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Int, Params, PyTree
 from bpd_jax.models.device_ops import ACTIVATIONS, on_cpu
-from bpd_jax.models.partitioning import EMBED, EXPERT, LAYER, MLP
+from bpd_jax.models.partitioning import (
+    EMBED,
+    EXPERT,
+    LAYER,
+    MLP,
+)
 from bpd_jax.models.products import parameter, product
 from bpd_jax.models.transformer_config import TransformerConfig
 
@@ -238,3 +243,11 @@ def _stack(layers: list[PyTree]) -> Any:
     return jax.tree.map(
         stack, *layers, is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata)
     )
+
+
+def separate_layers(trunk: Params, num_layers: int) -> list[Params]:
+    """The parameters of each layer, by part."""
+    return [
+        {part: trunk[f"{part}_{layer}"] for part in PARTS if f"{part}_{layer}" in trunk}
+        for layer in range(num_layers)
+    ]

@@ -15,6 +15,7 @@ from bpd_jax.models.blockwise import BlockwiseLM
 from bpd_jax.models.blockwise_config import BlockwiseConfig
 from bpd_jax.models.cache import KeyValues, KVCache, empty_cache, spread
 from bpd_jax.models.candidates import Perturbation, top_candidates
+from bpd_jax.models.layers import is_stacked
 from bpd_jax.models.products import StoredMatrix
 from bpd_jax.models.transformer import Transformer
 from bpd_jax.models.transformer_config import INT8, check_feature_layers
@@ -63,7 +64,10 @@ class Model:
         return INT8 if rounds else self.config.trunk.dtype
 
     def empty_cache(self, batch: int, slots: int) -> KVCache:
-        cache = empty_cache(self.config.trunk, batch, slots, self.cache_dtype)
+        """An empty cache, stacked if the layers of the parameters are."""
+        trunk = (self.params or {}).get("trunk", {})
+        sizes = self.config.trunk, batch, slots, self.cache_dtype
+        cache = empty_cache(*sizes, stacked=is_stacked(trunk))
         return spread(cache, self.mesh)
 
     def forward(

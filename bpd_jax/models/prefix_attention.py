@@ -23,6 +23,7 @@ from bpd_jax.models.attention import Attended, capped, product
 from bpd_jax.models.cache import numbers
 from bpd_jax.models.partitioning import attention_spec, first_device, has_tensor_cores
 from bpd_jax.models.prefix_kernel import gpu_attention
+from bpd_jax.models.stacks import InStack, in_stack
 
 # Slots that XLA reads at a time.
 _BLOCK = 512
@@ -30,8 +31,8 @@ _BLOCK = 512
 
 def prefix_attention(
     queries: Float[Array, "B K M H"],
-    keys: Num[Array, "B K H S"],
-    values: Num[Array, "B K S H"],
+    keys: Num[Array, "B K H S"] | InStack,
+    values: Num[Array, "B K S H"] | InStack,
     visible: Int[Array, " B"] | Bool[Array, "B T S"],
     positions: Int[Array, "B T"],
     window: int | None = None,
@@ -49,10 +50,11 @@ def prefix_attention(
       window: number of last positions that a token sees, itself included; None for all.
     """
     group = queries.shape[2] // positions.shape[1]
-    cache: tuple[Any, Any] = keys, values
+    cache = in_stack(keys, axis=1), in_stack(values, axis=1)
     if visible.ndim > 1:
         mask = jnp.repeat(visible, group, axis=1)
-        return of_mask(queries, *cache, mask, softcap)
+        chosen = cache[0].chosen(), cache[1].chosen()
+        return of_mask(queries, *chosen, mask, softcap)
     kernel = has_tensor_cores(first_device(mesh))
     attend = functools.partial(
         in_parts if kernel else in_blocks, window=window, softcap=softcap
@@ -61,12 +63,13 @@ def prefix_attention(
     if mesh is None or mesh.size == 1:
         return attend(*arrays)
     cached = attention_spec(len(queries), keys.shape[1], mesh, heads_axis=1)
-    rows = PartitionSpec(cached[0])
+    rows, stacked = PartitionSpec(cached[0]), PartitionSpec(cached[0], None, cached[1])
+    specs: Any = InStack(stacked, PartitionSpec(), axis=1)
     # Every device reads up to the longest of its own rows.
     return jax.shard_map(
         attend,
         mesh=mesh,
-        in_specs=(cached, cached, cached, rows, rows),
+        in_specs=(cached, specs, specs, rows, rows),
         out_specs=cached,
         check_vma=False,
     )(*arrays)
@@ -74,15 +77,15 @@ def prefix_attention(
 
 def in_blocks(
     queries: Float[Array, "B K M H"],
-    keys: Num[Array, "B K H S"],
-    values: Num[Array, "B K S H"],
+    keys: Num[Array, "B K H S"] | InStack,
+    values: Num[Array, "B K S H"] | InStack,
     lengths: Int[Array, " B"],
     positions: Int[Array, "B M"],
     window: int | None = None,
     softcap: float | None = None,
 ) -> Attended:
     """`prefix_attention` by XLA, with an online softmax over blocks of slots."""
-    slots = values.shape[2]
+    slots, keys, values = values.shape[2], in_stack(keys, 1), in_stack(values, 1)
 
     def visible(slot: Int[Array, " n"]) -> Bool[Array, "B #M n"]:
         mask = (slot < lengths[:, None])[:, None]
@@ -91,7 +94,8 @@ def in_blocks(
         return mask
 
     if slots <= _BLOCK:
-        return of_mask(queries, keys, values, visible(jnp.arange(slots)), softcap)
+        whole = keys.chosen(), values.chosen()
+        return of_mask(queries, *whole, visible(jnp.arange(slots)), softcap)
 
     def add_block(index: Int[Array, ""], attended: Attended) -> Attended:
         # The last block ends with the last slot; slots that it shares with the one
@@ -99,10 +103,7 @@ def in_blocks(
         begin = index * _BLOCK
         start = jnp.minimum(begin, slots - _BLOCK)
         slot = start + jnp.arange(_BLOCK)
-        cut = (
-            jax.lax.dynamic_slice_in_dim(keys, start, _BLOCK, axis=3),
-            jax.lax.dynamic_slice_in_dim(values, start, _BLOCK, axis=2),
-        )
+        cut = _cut(keys, start, axis=3), _cut(values, start, axis=2)
         seen = visible(slot) & (slot >= begin)
         mixed, peak, total = of_mask(queries, *cut, seen, softcap)
         highest = jnp.maximum(attended[1], peak)
@@ -121,6 +122,15 @@ def in_blocks(
     empty = jnp.zeros(queries.shape, jnp.float32)
     nothing = empty, jnp.full(empty.shape[:3], -jnp.inf), empty[..., 0]
     return jax.lax.fori_loop(first, last, add_block, nothing)
+
+
+def _cut(cached: InStack, start: Int[Array, ""], axis: int) -> Array:
+    """A block of the slots of a layer, in one slice, so that XLA copies no layer."""
+    starts = [jnp.int32(0)] * cached.stack.ndim
+    starts[1], starts[axis + 1] = jnp.asarray(cached.index, jnp.int32), start
+    sizes = list(cached.stack.shape)
+    sizes[1], sizes[axis + 1] = 1, _BLOCK
+    return jax.lax.dynamic_slice(cached.stack, starts, sizes)[:, 0]
 
 
 def in_parts(*arguments: Any, **options: Any) -> Attended:

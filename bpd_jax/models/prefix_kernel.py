@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Int
 from bpd_jax.models.attention import capped
+from bpd_jax.models.stacks import InStack, in_stack
 
 # Programs that occupy a large GPU, twice its 132 multiprocessors.
 _PROGRAMS = 264
@@ -24,8 +25,8 @@ _TILE = 16_384
 
 def gpu_attention(
     queries: Float[Array, "B K M H"],
-    keys: Float[Array, "B K H S"],
-    values: Float[Array, "B K S H"],
+    keys: Float[Array, "B K H S"] | InStack,
+    values: Float[Array, "B K S H"] | InStack,
     lengths: Int[Array, " B"],
     positions: Int[Array, "B M"],
     window: int | None = None,
@@ -39,7 +40,9 @@ def gpu_attention(
     from jax.experimental.pallas import triton
 
     batch, heads, count, width = queries.shape
-    slots = values.shape[2]
+    slots, keys, values = values.shape[2], in_stack(keys, 1), in_stack(values, 1)
+    layer = jnp.asarray(keys.index, jnp.int32).reshape(1)
+    layers = keys.stack.shape[1]
     rows = min(max(pl.next_power_of_2(count), _LEAST), _MOST)
     padded = max(pl.next_power_of_2(width), _LEAST)
     block = max(_TILE // (padded * keys.dtype.itemsize), 16)
@@ -54,6 +57,12 @@ def gpu_attention(
     def spec(*shape: int) -> pl.BlockSpec:
         """All of one row and head."""
         return pl.BlockSpec((None, None, *shape), lambda b, k, i: (b, k, 0, 0))
+
+    def stack(*shape: int) -> pl.BlockSpec:
+        """All of one row and head in all layers, of which the kernel chooses one."""
+        return pl.BlockSpec(
+            (None, layers, None, *shape), lambda b, k, i: (b, 0, k, 0, 0)
+        )
 
     def out(*shape: int) -> pl.BlockSpec:
         zeros = (0,) * len(shape)
@@ -75,12 +84,13 @@ def gpu_attention(
         ),
         grid=(batch, heads, tiles * parts),
         in_specs=[
+            pl.BlockSpec((None,), lambda b, k, i: (0,)),
             number,
             number,
             pl.BlockSpec((None, count), lambda b, k, i: (b, 0)),
             spec(count, width),
-            spec(width, slots),
-            spec(slots, width),
+            stack(width, slots),
+            stack(slots, width),
         ],
         out_specs=[out(count, width), out(count), out(count)],
         out_shape=[
@@ -91,11 +101,12 @@ def gpu_attention(
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name="prefix_attention",
-    )(first, lengths, positions, queries, keys, values)
+    )(layer, first, lengths, positions, queries, keys.stack, values.stack)
     return mixed, peaks, totals
 
 
 def _kernel(
+    layer_ref: Any,
     first_ref: Any,
     lengths_ref: Any,
     positions_ref: Any,
@@ -119,6 +130,7 @@ def _kernel(
 
     (count, width), tiles = queries_ref.shape, pl.cdiv(queries_ref.shape[0], rows)
     tile, part = pl.program_id(2) % tiles, pl.program_id(2) // tiles
+    layer = layer_ref[()]
     row = tile * rows + jnp.arange(rows)
     # Triton's arrays have sizes that are powers of 2.
     feature = jnp.arange(padded)
@@ -139,8 +151,8 @@ def _kernel(
         slot = index * block + jnp.arange(block)
         here, at = pl.ds(index * block, block), slot < length
         mask = (feature < width)[:, None] & at
-        keys = triton.load(keys_ref.at[features, here], mask=mask, other=0)
-        values = triton.load(values_ref.at[here, features], mask=mask.T, other=0)
+        keys = triton.load(keys_ref.at[layer, features, here], mask=mask, other=0)
+        values = triton.load(values_ref.at[layer, here, features], mask=mask.T, other=0)
         visible = at[None]
         if window is not None:
             visible &= positions[:, None] - slot < window

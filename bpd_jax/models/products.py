@@ -13,6 +13,7 @@ Products on any other device are not changed.
 import abc
 import contextlib
 import contextvars
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from jax.sharding import Mesh
 
 from bpd_jax.base.typing import AnyArray, Array, Float, Int
 from bpd_jax.models.device_ops import on_cpu
+from bpd_jax.models.stacks import InStack
 
 SOFTMAX = "softmax_for_decoding"
 """The name of the matrix of the softmax `[V, D]` for `logits`, if a device has one. The
@@ -93,6 +95,10 @@ class Packed:
     def times(self, x: Float[Array, "... I"], dtype: str) -> Float[Array, "... O"]:
         """Products of x, each of whose rows has all numbers that are summed."""
         return times_rows(x, self.rows, dtype)
+
+    def of_layer(self, number: int | Int[Array, ""]) -> "Packed":
+        """The kernel of one layer, if `rows` has those of all layers in a stack."""
+        return dataclasses.replace(self, rows=InStack(self.rows, number))
 
 
 def is_stored(leaf: Any) -> bool:
@@ -167,11 +173,20 @@ def logits(
     return times_rows(x, softmax, dtype).astype(jnp.float32)
 
 
-def times_rows(x: Array, matrix: Array | StoredMatrix, dtype: str) -> Array:
+def times_rows(x: Array, matrix: Array | StoredMatrix | InStack, dtype: str) -> Array:
     """`[..., D]` times `[O, D]`: `[..., O]`, in float32 where that is the accumulator.
 
     The matrix is cast to `dtype`.
     """
+    if isinstance(matrix, InStack):
+        # Imported late: only loops over stacked layers need it.
+        from bpd_jax.models.quantized_kernel import gpu_product, reads
+
+        rows = x.reshape(-1, x.shape[-1])
+        if not reads(matrix, len(rows)):
+            return times_rows(x, matrix.chosen(), dtype)
+        total = gpu_product(rows.astype(dtype), matrix)
+        return total.reshape(*x.shape[:-1], matrix.shape[0])
     if isinstance(matrix, StoredMatrix):
         return matrix.times(x, dtype)
     wider = _accumulator(x, matrix)

@@ -42,6 +42,8 @@ class QuantizedMatrix(StoredMatrix):
       scales: float32 `[O, n]`.
       minima: float32 `[O, n]`; None for zeros.
       in_kernel: whether `quantized_kernel` multiplies few rows with it. Static.
+
+    In the stack of a loop over layers (`InStack`) all arrays have one more axis.
     """
 
     integers: Any
@@ -65,7 +67,7 @@ class QuantizedMatrix(StoredMatrix):
     @property
     def shape(self) -> tuple[int, int]:
         """O and I."""
-        rows, size = self.integers.shape
+        rows, size = self.integers.shape[-2:]
         return rows, size * 8 // self.bits
 
     def __len__(self) -> int:
@@ -74,13 +76,13 @@ class QuantizedMatrix(StoredMatrix):
     @property
     def by_output(self) -> bool:
         """Whether an output has one scale, by which its sum may be multiplied."""
-        whole = self.scales.shape[1] == 1 and self.block > _BLOCK
+        whole = self.scales.shape[-1] == 1 and self.block > _BLOCK
         return whole and self.minima is None and self.bits == 8
 
     @property
     def block(self) -> int:
         """Numbers of a block."""
-        return self.shape[1] // self.scales.shape[1]
+        return self.shape[1] // self.scales.shape[-1]
 
     def values(self, dtype: str = "float32") -> Float[Array, "O I"]:
         """The expanded matrix; of numpy arrays a numpy array."""

@@ -13,7 +13,6 @@ What it holds, by `TransformerConfig`:
 Modules have no collections besides `params`.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,17 +21,23 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from bpd_jax.base.errors import UserError
 from bpd_jax.base.typing import Array, Bool, Float, Int, Params
 from bpd_jax.models import device_ops
 from bpd_jax.models.attention import WholeTexts, capped
 from bpd_jax.models.attention_layer import Attention
 from bpd_jax.models.cache import KeyValues, KVCache
-from bpd_jax.models.layers import PARTS, Experts, Projection, named_normal, norm
+from bpd_jax.models.layer_loop import run_layers
+from bpd_jax.models.layers import (
+    STACKED,
+    Experts,
+    Projection,
+    named_normal,
+    norm,
+    separate_layers,
+)
 from bpd_jax.models.partitioning import (
     BATCH_SPEC,
     EMBED,
-    LAYER,
     MLP,
     POSITION,
     VOCAB,
@@ -156,29 +161,25 @@ def block_parts(
     )
 
 
-@functools.partial(jax.jit, static_argnames=("config", "layer"))
 def _run_block(
-    config: TransformerConfig, layer: int, params: Params, *arguments: Any
+    block: Block, remat: str, in_loop: bool, params: Params, *arguments: Any
 ) -> tuple[Array, tuple[KeyValues, Array]]:
-    """Runs a `Block` with the parameters of its parts.
+    """Runs a `Block` without parameters with those of its parts.
 
-    It is traced once for all layers of a kind: their parameters are arguments.
+    `remat` is `ComputeConfig.remat`.
     """
-    parts = block_parts(config, lambda part: {"parent": None})
-    block = Block(*parts, layer, parent=None)
-    return block.apply({"params": params}, *arguments)
 
+    def run(params: Params, *arguments: Any) -> Any:
+        return block.apply({"params": params}, *arguments)
 
-def remat_block(remat: str, *, in_scan: bool) -> Any:
-    """`Block` with rematerialization according to `ComputeConfig.remat`."""
-    if remat == "none":
-        return Block
-    policy = {
-        "full": None,
-        "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    }[remat]
-    # Common subexpressions cannot be merged across the body of a scan.
-    return nn.remat(Block, policy=policy, prevent_cse=not in_scan)
+    if remat != "none":
+        policy = {
+            "full": None,
+            "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        }[remat]
+        # Common subexpressions cannot be merged across the body of a loop.
+        run = jax.checkpoint(run, policy=policy, prevent_cse=not in_loop)
+    return run(params, *arguments)
 
 
 class Transformer(nn.Module):
@@ -204,49 +205,14 @@ class Transformer(nn.Module):
             )
         if not config.tied_softmax:
             self.softmax = table("softmax", *tokens)
-        if self.compute.scan_layers:
-            self.layers = self._scanned()
-        else:
-            make = remat_block(self.compute.remat, in_scan=False)
+        if self.is_initializing():
             self.blocks = [
-                make(*self._parts(layer), layer) for layer in range(config.num_layers)
+                Block(*self._parts(layer), layer) for layer in range(config.num_layers)
             ]
         self.final_norm = norm(config, name="final_norm")
 
-    def _layers(self) -> list[Params] | None:
-        """In decoding, the parameters of each block for `_run_block`."""
-        trained = self.mesh is not None or self.compute != ComputeConfig()
-        if trained or self.is_initializing():
-            return None
-        params = self.variables["params"]
-        return [
-            {
-                part: params[f"{part}_{layer}"]
-                for part in PARTS
-                if f"{part}_{layer}" in params
-            }
-            for layer in range(self.config.num_layers)
-        ]
-
-    def _scanned(self) -> Any:
-        """A scan over all blocks, with stacked parameters; see `stack_layers`."""
-        if not self.config.has_equal_layers:
-            raise UserError(
-                "ComputeConfig.scan_layers needs equal layers, but some of this model "
-                "have a sliding window or no positions: set it to False."
-            )
-        scanned = nn.scan(
-            remat_block(self.compute.remat, in_scan=True),
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            in_axes=nn.broadcast,
-            length=self.config.num_layers,
-            metadata_params={nn.PARTITION_NAME: LAYER},
-        )
-        return scanned(*self._parts())
-
     def _parts(self, layer: int | None = None) -> tuple[nn.Module | None, ...]:
-        """The modules of a block; without a number they become its children."""
+        """The modules of a block, which with a number become children of this one."""
 
         def arguments(part: str) -> dict[str, Any]:
             return {"parent": None} if layer is None else {"name": f"{part}_{layer}"}
@@ -278,10 +244,6 @@ class Transformer(nn.Module):
           stream without a norm), concatenated: F = len(layers) · D.
         """
         config, dtype = self.config, self.config.dtype
-
-        def run_equal(params: Params, x: Array, *rest: Any) -> Any:
-            return _run_block(config, 0, params, x, positions, mask, *rest)
-
         # ---- Embeddings ----
         # Rows are cast after the lookup: gradients are summed in the table's precision.
         x = self.embedding[tokens].astype(dtype) * config.embedding_scale
@@ -290,42 +252,67 @@ class Transformer(nn.Module):
         # The table is split along D. If x were too, every layer would exchange the
         # activations of all rows instead of its parameters.
         x = constrain(x, self.mesh, BATCH_SPEC)
-        # ---- Blocks: by a scan of training, by a loop of the CPU, or in turn ----
-        if self.compute.scan_layers:
-            # Stacked parameters are used in training, which has no cache.
-            assert cache is None
-            assert earlier is None
-            x, (new, outputs) = self.layers(x, positions, mask)
-        elif looped := device_ops.current().loop_over_layers(
-            config, run_equal, by_layer := self._layers(), x, cache, earlier
-        ):
-            x, (new, outputs) = looped
-        else:
-            results, numbers = [], range(config.num_layers)
-            kinds = [(config.window_of(n), config.rotary_of(n)) for n in numbers]
-            for layer in numbers:
-                of_cache = None if cache is None else cache.of_layer(layer)
-                of_drafts = jax.tree.map(lambda array, i=layer: array[i], earlier)
-                run: Callable[..., Any]
-                if by_layer is None:
-                    run = self.blocks[layer]
-                else:
-                    # In decoding, layers of a kind share one traced function.
-                    first = kinds.index(kinds[layer])
-                    run = functools.partial(_run_block, config, first, by_layer[layer])
-                x, result = run(x, positions, mask, of_cache, of_drafts)
-                results.append(result)
-            pairs, outputs = zip(*results, strict=True)
-            new = jax.tree.map(lambda *layers: jnp.stack(layers), *pairs)
+        # ---- Blocks: all layers go through one loop ----
+        x, new, features = self._run_layers(
+            x, positions, mask, cache, earlier, tuple(dict.fromkeys(layers))
+        )
         # ---- What is read of the blocks, and the final norm ----
-        features = [outputs[layer] for layer in layers] or [x[..., :0]]
+        read = [features[layer] for layer in layers] or [x[..., :0]]
         softmax = self.variables["params"].get(SOFTMAX)
         hidden = (
             device_ops.current()
             .operations(softmax, config.dtype)
             .norm(self.final_norm, x)
         )
-        return hidden, new, jnp.concatenate(features, axis=-1)
+        return hidden, new, jnp.concatenate(read, axis=-1)
+
+    def _run_layers(
+        self,
+        x: Float[Array, "B T D"],
+        positions: Int[Array, "B T"],
+        mask: Bool[Array, "B T U"] | Bool[Array, "B G T/G U/G"] | WholeTexts,
+        cache: KVCache | None,
+        earlier: KeyValues | None,
+        read: tuple[int, ...],
+    ) -> tuple[Float[Array, "B T D"], KeyValues, dict[int, Float[Array, "B T D"]]]:
+        """The outputs of the last layer and of those of `read`; see `__call__`."""
+        config, remat = self.config, self.compute.remat
+        kinds = [
+            (config.window_of(layer), config.rotary_of(layer))
+            for layer in range(config.num_layers)
+        ]
+        layers: Any
+        if self.is_initializing():
+            layers = self.blocks
+        else:
+            params = self.variables["params"]
+            layers = params.get(STACKED)
+            if layers is None:
+                layers = separate_layers(params, config.num_layers)
+        in_loop = isinstance(layers, dict)
+        # Layers of a kind share one traced function; their parameters are arguments.
+        # It is one of this call, since what surrounds it may change how it is traced.
+        traced = jax.jit(_run_block, static_argnums=(0, 1, 2))
+        blocks: dict[int, Block] = {}
+
+        def run(
+            first: int,
+            of_layer: Any,
+            x: Array,
+            cache: KVCache | None,
+            earlier: KeyValues | None,
+        ) -> tuple[Array, KeyValues]:
+            if isinstance(of_layer, Block):
+                x, (pair, _) = of_layer(x, positions, mask, cache, earlier)
+                return x, pair
+            if first not in blocks:
+                blocks[first] = Block(*self._parts(), first, parent=None)
+            arguments = of_layer, x, positions, mask, cache, earlier
+            x, (pair, _) = traced(blocks[first], remat, in_loop, *arguments)
+            return x, pair
+
+        x, new, outputs = run_layers(run, kinds, layers, x, cache, earlier, read)
+        return x, new, dict(zip(read, outputs, strict=True))
 
     @property
     def softmax_matrix(self) -> Float[Array, "V D"] | StoredMatrix:

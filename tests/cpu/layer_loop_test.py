@@ -73,7 +73,7 @@ def test_same_numbers_in_a_loop(precision, monkeypatch):
     model = model_of(TRUNK, precision)
     looped = jax.jit(passes)(model)
     text = jax.jit(passes).lower(model).as_text()
-    monkeypatch.setattr(CpuOps, "loop_over_layers", lambda *arguments: None)
+    monkeypatch.setattr(CpuOps, "for_one_loop", lambda *arguments: None)
     jax.clear_caches()
     in_turn = jax.jit(passes)(model)
     unrolled = jax.jit(passes).lower(model).as_text()

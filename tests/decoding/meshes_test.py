@@ -38,7 +38,7 @@ METHODS = ["greedy", *FEW, "draft_model:2:drafts=2", "lookahead:3:order=3"]
 
 @pytest.fixture(scope="module")
 def decoder_on():
-    model = make_model(2, 4, 14, num_layers=1, max_length=64, num_heads=4)
+    model = make_model(2, 4, 14, num_layers=2, max_length=64, num_heads=4)
     assets = make_assets(model)
 
     def make(mesh):

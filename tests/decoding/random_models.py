@@ -15,7 +15,7 @@ from bpd_jax.models.attention import causal_mask
 from bpd_jax.models.block_drafter import with_softmax
 from bpd_jax.models.block_heads import init_heads, is_trained
 from bpd_jax.models.blockwise_config import BlockHeadsConfig, BlockwiseConfig
-from bpd_jax.models.decoding_parameters import decoding_layout
+from bpd_jax.models.decoding_parameters import decoding_layout, stacked_layers
 from bpd_jax.models.drafter_config import BlockDrafterConfig
 from bpd_jax.models.drafter_functions import DrafterFunctions
 from bpd_jax.models.eagle import EagleConfig, EagleFunctions
@@ -72,8 +72,10 @@ def random_params(shapes, deviation, seed):
 
 
 def sharded_model(model, mesh):
-    """A model whose parameters are distributed over the devices of a mesh."""
+    """A model whose parameters are distributed over a mesh, its layers stacked."""
     params = jax.device_put(model.params, _shardings(model.config, mesh))
+    trunk = stacked_layers(params["trunk"], model.config.trunk, mesh)
+    params = {**params, "trunk": trunk}
     return dataclasses.replace(model, params=params, mesh=mesh)
 
 
@@ -85,7 +87,8 @@ def _shardings(config, mesh):
 def rounded_model(model, mesh=None, *, integer_products=False):
     """A model with matrices in 8 bits, in the layout for decoding, or on a mesh."""
     if mesh is not None:
-        model = sharded_model(model, mesh)
+        params = jax.device_put(model.params, _shardings(model.config, mesh))
+        model = dataclasses.replace(model, params=params, mesh=mesh)
     trunk, _ = rounded(model.params["trunk"])
     if integer_products:
         width = model.config.trunk.head_width
