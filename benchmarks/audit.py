@@ -68,8 +68,12 @@ def calls(accepted: list[int]) -> list[int]:
 def drafts(
     study: str, size: str, contender: str, task: str = "", part: str = "report"
 ) -> dict[tuple[str, int], dict]:
-    """Records of a contender by text; `task` is `A,B,…`, `seven` or "" for all."""
-    found = {}
+    """Records of a contender by text; `task` is `A,B,…`, `seven` or "" for all.
+
+    `SIZE!CONTENDER` is a contender of another size of the study, with the same texts.
+    """
+    other, mark, contender = contender.rpartition("!")
+    size, found = other if mark else size, {}
     for r in records(study, size):
         if (r["kind"], r.get("contender"), r.get("part")) != ("draft", contender, part):
             continue
