@@ -1,8 +1,7 @@
 """Attention of few tokens on a CPU, to the cache and to each other.
 
 XLA multiplies the queries with all slots of every row, whether they hold tokens or not;
-the kernel reads each visible slot once. `benchmarks.row_products` compares passes with
-and without kernels.
+the kernel reads each visible slot once.
 
 A token's keys are those of new tokens in the pass over a draft, and slots of the cache
 in a pass over a later token. Both are multiplied and added in the same way, one after

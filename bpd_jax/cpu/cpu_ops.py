@@ -3,12 +3,13 @@
 from bpd_jax.base.errors import UserError
 from bpd_jax.cpu.attention_kernel import cache_dtype
 from bpd_jax.cpu.device import kernels_of, load_kernels
-from bpd_jax.cpu.integer_kernel import BLOCKS, lanes
+from bpd_jax.cpu.integer_kernel import lanes
 from bpd_jax.cpu.largest import index_of_largest, largest
 from bpd_jax.cpu.layer_loop import for_one_loop
 from bpd_jax.cpu.layout import decoding_layout, integer_layout
 from bpd_jax.cpu.ordered_functions import operations
 from bpd_jax.cpu.tile import tile_of_processor
+from bpd_jax.cpu.tiled_matrix import BLOCKS
 from bpd_jax.models.device_ops import DeviceOps
 from bpd_jax.models.transformer_config import INT8, TransformerConfig
 

@@ -28,11 +28,11 @@ from bpd_jax.cpu.llvm_code import (
 from bpd_jax.cpu.tile import ARM
 from bpd_jax.cpu.xla_kernel import Buffers, Split, kernel_module
 
-_WORD = ir.IntType(32)
+_WORD, _SHORT = ir.IntType(32), ir.IntType(16)
 _WORDS = _WORD.as_pointer()
 
 # Rows that are multiplied with a group of outputs at once: each has two registers.
-_ROWS = {16: 8, 8: 4, ARM: 8}
+_ROWS = {16: 8, 8: 6, ARM: 8}
 
 _CHUNK = 1 << 16  # Numbers of the matrix in a chunk.
 _ROUNDED = 8  # Rows that are rounded in a chunk.
@@ -44,9 +44,14 @@ _ROUND = 1.5 * 2.0**23
 _LARGEST = 127
 
 
-def words_of_block(block: int) -> int:
+def splits(width: int, bits: int) -> bool:
+    """Whether rounded numbers take 16 bits: AVX2 multiplies 8 bits by 8 only so."""
+    return width == 8 and bits == 8
+
+
+def words_of_block(width: int, bits: int, block: int) -> int:
     """Words of a block of a rounded row: integers, their scale, and their sum."""
-    return block // 4 + 2
+    return block // (2 if splits(width, bits) else 4) + 2
 
 
 def integer_module(
@@ -81,7 +86,7 @@ def integer_module(
         x, matrix, y, rounded, *numbers = values
         rows, length, blocks, groups, outputs, size, before = numbers
         with b.if_then(b.icmp_signed("<", chunk, before)):
-            stride = b.mul(blocks, INT(words_of_block(block)))
+            stride = b.mul(blocks, INT(code.rounded))
             rounding = code.rounding(b.module)
 
             def rounds(m: ir.Value) -> None:
@@ -113,10 +118,12 @@ class _Code:
     def __init__(self, width: int, bits: int, block: int, offset: int, minima: bool):
         self.width, self.bits, self.block = width, bits, block
         self.offset, self.minima = offset, minima
+        self.splits = splits(width, bits)
         self.floats = ir.VectorType(FLOAT, width)
         self.integers = ir.VectorType(_WORD, width)
-        # Words of an output and a block.
+        # Words of an output and a block, and of a row and a block.
         self.words = block * bits // 32 + 1 + minima
+        self.rounded = words_of_block(width, bits, block)
 
     def rounding(self, module: ir.Module) -> ir.Function:
         """Rounds a row. Arguments: x, the rounded row, the number of blocks."""
@@ -131,7 +138,7 @@ class _Code:
 
         def each(index: ir.Value) -> None:
             source = b.gep(x, [b.mul(index, INT(self.block))])
-            to = b.gep(rounded, [b.mul(index, INT(words_of_block(self.block)))])
+            to = b.gep(rounded, [b.mul(index, INT(self.rounded))])
             places = range(0, self.block, self.width)
             vectors = [self._load(b, source, place, self.floats) for place in places]
             sizes = [
@@ -150,10 +157,19 @@ class _Code:
                     b.bitcast(shifted, self.integers), b.bitcast(whole, self.integers)
                 )
                 total = b.add(total, integers)
-                at = b.bitcast(b.gep(to, [INT(place // 4)]), bytes_.as_pointer())
-                b.store(b.trunc(integers, bytes_), at).align = 4
+                at = b.gep(to, [INT(place // (2 if self.splits else 4))])
+                if self.splits:
+                    # Of four numbers the first and the third are a word.
+                    pairs = b.trunc(integers, ir.VectorType(_SHORT, self.width))
+                    order = [i ^ (i % 4 in (1, 2)) * 3 for i in range(self.width)]
+                    mask = ir.Constant(self.integers, order)
+                    bytes_of = b.shuffle_vector(pairs, pairs, mask)
+                else:
+                    bytes_of = b.trunc(integers, bytes_)
+                at = b.bitcast(at, bytes_of.type.as_pointer())
+                b.store(bytes_of, at).align = 4
             added = reduce_vector(b, total, b.add)
-            after = b.gep(to, [INT(self.block // 4)])
+            after = b.gep(to, [INT(self.rounded - 2)])
             b.store(b.bitcast(scale, _WORD), after)
             if self.offset:
                 added = b.mul(added, _WORD(-self.offset))
@@ -178,7 +194,7 @@ class _Code:
         matrix, y, rounded = operands
         most = _ROWS[self.width]
         tiles = whole_parts(b, rows, most)
-        stride = b.mul(blocks, INT(words_of_block(self.block)))
+        stride = b.mul(blocks, INT(self.rounded))
 
         def each(index: ir.Value) -> None:
             m, count = even_part(b, index, rows, tiles)
@@ -208,7 +224,7 @@ class _Code:
         fma = fused(module, self.width)
         kinds = [POINTER, *[_WORD] * 3]
         prefetch = intrinsic(module, "llvm.prefetch", ir.VoidType(), kinds)
-        size, of_row = self.words * self.width, words_of_block(self.block)
+        size, of_row = self.words * self.width, self.rounded
         stride = b.mul(blocks, INT(of_row))
         entry, loop = b.block, function.append_basic_block("loop")
         done = function.append_basic_block("done")
@@ -233,8 +249,7 @@ class _Code:
         for_each(b, INT(0), end, _LINE, fetch)
         first = b.gep(rounded, [b.mul(index, INT(of_row))])
         of_x = [b.gep(first, [b.mul(stride, INT(m))]) for m in range(rows)]
-        quads = self._quads(b, at)
-        after = INT(self.block // 4)
+        after = INT(self.rounded - 2)
         dots = []
         for m in range(rows):
             if self.offset:
@@ -242,10 +257,7 @@ class _Code:
                 dots.append(splat(b, added, self.width))
             else:
                 dots.append(Repeated(self.integers, 0))
-        for number, quad in enumerate(quads):
-            for m in range(rows):
-                four = splat(b, b.load(b.gep(of_x[m], [INT(number)])), self.width)
-                dots[m] = self._dot(b, dots[m], quad, four)
+        dots = self._dots(b, at, of_x, dots)
         place = self.block * self.bits // 32 * self.width
         scales = self._load(b, at, place, self.floats)
         minima = None
@@ -273,46 +285,81 @@ class _Code:
         b.ret_void()
         return function
 
-    def _quads(self, b: ir.IRBuilder, at: ir.Value) -> list[ir.Value]:
-        """The integers of a block, four of each output to a vector."""
-        places = range(0, self.block * self.bits // 32 * self.width, self.width)
-        vectors = [self._load(b, at, place, self.integers) for place in places]
-        if self.bits == 8:
-            return vectors
+    def _dots(
+        self,
+        b: ir.IRBuilder,
+        at: ir.Value,
+        of_x: Sequence[ir.Value],
+        dots: list[ir.Value],
+    ) -> list[ir.Value]:
+        """Adds the products of a block's integers with those of rows, by row."""
+        words = self.block * self.bits // 32
         half = Repeated(self.integers, 0x0F0F0F0F)
         four = Repeated(self.integers, 4)
-        low = [b.and_(vector, half) for vector in vectors]
-        return low + [b.and_(b.lshr(vector, four), half) for vector in vectors]
+        pairs = ir.VectorType(_SHORT, 2 * self.width)
+        # AVX2 adds products of 8 by 4 bits in 16: of 32 numbers, 32 · 127 · 15 / 2.
+        short = self.width == 8 and self.bits == 4
+        sums = [Repeated(pairs, 0) for _ in of_x] if short else dots
+        for number in range(words):
+            word = self._load(b, at, number * self.width, self.integers)
+            quads = [(number, word)]
+            if self.bits == 4:
+                low, high = b.and_(word, half), b.and_(b.lshr(word, four), half)
+                quads = [(number, low), (words + number, high)]
+            for place, quad in quads:
+                sums = [
+                    self._add_dot(b, total, quad, row, place)
+                    for total, row in zip(sums, of_x, strict=True)
+                ]
+        if not short:
+            return sums
+        name, ones = "llvm.x86.avx2.pmadd.wd", Repeated(pairs, 1)
+        return [self._call(b, name, self.integers, total, ones) for total in sums]
 
-    def _dot(
-        self, b: ir.IRBuilder, total: ir.Value, quad: ir.Value, four: ir.Value
+    def _add_dot(
+        self,
+        b: ir.IRBuilder,
+        total: ir.Value,
+        quad: ir.Value,
+        row: ir.Value,
+        place: int,
     ) -> ir.Value:
-        """Adds products of four bytes, those of `four` signed, to each word.
+        """Adds products of four bytes with number `place` of the words of a row.
 
         The bytes of `quad` are unsigned, but on ARM signed.
         """
-        if self.width == ARM:
-            bytes_ = ir.VectorType(ir.IntType(8), 4 * self.width)
-            kinds = [self.integers, bytes_, bytes_]
-            name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
-            dot = intrinsic(b.module, name, self.integers, kinds)
-            quad, four = b.bitcast(quad, bytes_), b.bitcast(four, bytes_)
-            return b.call(dot, [total, quad, four])
+
+        def spread(number: int) -> ir.Value:
+            return splat(b, b.load(b.gep(row, [INT(number)])), self.width)
+
+        bytes_ = ir.VectorType(ir.IntType(8), 4 * self.width)
+        if self.splits:
+            pairs = ir.VectorType(_SHORT, 2 * self.width)
+            of_bytes = b.bitcast(quad, pairs)
+            parts = (
+                b.and_(of_bytes, Repeated(pairs, 255)),
+                b.lshr(of_bytes, Repeated(pairs, 8)),
+            )
+            for number, part in enumerate(parts):
+                four = b.bitcast(spread(2 * place + number), pairs)
+                name = "llvm.x86.avx2.pmadd.wd"
+                total = b.add(total, self._call(b, name, self.integers, part, four))
+            return total
         if self.width == 16:
             name = "llvm.x86.avx512.vpdpbusd.512"
-            kinds = [self.integers] * 3
-            return b.call(
-                intrinsic(b.module, name, self.integers, kinds), [total, quad, four]
-            )
-        pairs = ir.VectorType(ir.IntType(16), 2 * self.width)
-        kinds = [pairs] * 2
-        multiply = intrinsic(b.module, "llvm.x86.avx2.pmadd.wd", self.integers, kinds)
-        eight = Repeated(pairs, 8)
-        low = Repeated(pairs, 255)
-        quad, four = b.bitcast(quad, pairs), b.bitcast(four, pairs)
-        even = b.call(multiply, [b.and_(quad, low), b.ashr(b.shl(four, eight), eight)])
-        odd = b.call(multiply, [b.lshr(quad, eight), b.ashr(four, eight)])
-        return b.add(total, b.add(even, odd))
+            return self._call(b, name, self.integers, total, quad, spread(place))
+        quad, four = b.bitcast(quad, bytes_), b.bitcast(spread(place), bytes_)
+        if self.width == ARM:
+            name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
+            return self._call(b, name, self.integers, total, quad, four)
+        name = "llvm.x86.avx2.pmadd.ub.sw"
+        return b.add(total, self._call(b, name, total.type, quad, four))
+
+    def _call(
+        self, b: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Value
+    ) -> ir.Value:
+        kinds = [argument.type for argument in arguments]
+        return b.call(intrinsic(b.module, name, result, kinds), arguments)
 
     def _store(
         self,

@@ -4,7 +4,6 @@ XLA would copy each layer's matrices and cache for the body of the loop; the ker
 choose them by the number of the layer (`OneOf`), so that they stay where they are.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,23 +12,17 @@ import jax.numpy as jnp
 
 from bpd_jax.base.typing import Array, Float, Int, Params
 from bpd_jax.cpu.attention_kernel import reads
-from bpd_jax.cpu.integer_kernel import TiledMatrix
 from bpd_jax.cpu.operands import OneOf
 from bpd_jax.cpu.products import KernelPacked
-from bpd_jax.cpu.row_kernel import applies
+from bpd_jax.cpu.tiled_matrix import TiledMatrix
 from bpd_jax.models.cache import KVCache
 
 # Larger arrays than norms and biases, of all layers, would take long to stack.
 _MOST = 1 << 20
 
 
-def has_kernels(
-    layers: Sequence[Params], x: Float[Array, "B T D"], cache: KVCache | None
-) -> bool:
-    """Whether kernels read all matrices of these layers and their cache.
-
-    `x` is their input, and `cache` what they attend to besides new tokens.
-    """
+def has_kernels(layers: Sequence[Params], cache: KVCache | None) -> bool:
+    """Whether kernels read all matrices of these layers, and their cache if any."""
     if len(layers) < 2:
         return False
     leaves = jax.tree.leaves(layers[0], is_leaf=_is_packed)
@@ -41,7 +34,7 @@ def has_kernels(
     return (
         len(kinds) == 1
         and others * len(layers) <= _MOST
-        and all(_has_kernel(matrix, x) for matrix in matrices)
+        and all(isinstance(matrix, TiledMatrix) for matrix in matrices)
         # Lengths are a mask in a training pass.
         and (
             cache is None
@@ -57,7 +50,7 @@ def for_one_loop(
 
     See `DeviceOps.for_one_loop`.
     """
-    if not has_kernels(layers, x, cache):
+    if not has_kernels(layers, cache):
         return None
 
     def joined(*leaves: Any) -> Any:
@@ -89,10 +82,3 @@ def _kind(layer: Params) -> Any:
     """What layers must have in common."""
     leaves, structure = jax.tree.flatten(layer)
     return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-
-
-def _has_kernel(matrix: Any, x: Array) -> bool:
-    if isinstance(matrix, TiledMatrix):
-        return True
-    rows = math.prod(x.shape[:-1]), matrix.shape[1]
-    return applies(jax.ShapeDtypeStruct(rows, x.dtype), matrix)

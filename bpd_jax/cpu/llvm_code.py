@@ -176,33 +176,6 @@ def reduce_vector(
     return b.extract_element(vector, ir.IntType(32)(0))
 
 
-def sums_of(b: ir.IRBuilder, vectors: Sequence[ir.Value]) -> list[ir.Value]:
-    """The sum of each vector's numbers, in vectors of consecutive sums.
-
-    Each sum is added in the order of `reduce_vector`. Additions are shared: summing 16
-    vectors of 16 numbers takes 15 of them. Arbitrary numbers may follow the sums.
-    """
-    parts, vectors = vectors[0].type.count, list(vectors)
-    while parts > 1:
-        if len(vectors) > 1 and len(vectors) % 2:
-            vectors.append(vectors[-1])
-        pairs = [vectors[i : i + 2] for i in range(0, len(vectors), 2)]
-        # Every vector of a pair holds numbers of several sums, `parts` of each.
-        lanes = range(vectors[0].type.count * len(pairs[0]))
-        halves = [
-            [lane for lane in lanes if lane % parts // (parts // 2) == half]
-            for half in range(2)
-        ]
-        kind = ir.VectorType(ir.IntType(32), len(halves[0]))
-        masks = [ir.Constant(kind, half) for half in halves]
-        vectors = [
-            b.fadd(*(b.shuffle_vector(pair[0], pair[-1], mask) for mask in masks))
-            for pair in pairs
-        ]
-        parts //= 2
-    return vectors
-
-
 def intrinsic(
     module: ir.Module, name: str, result: ir.Type, arguments: Sequence[ir.Type]
 ) -> ir.Function:

@@ -1,117 +1,95 @@
 """How stored numbers become vectors of float32, in LLVM's intermediate representation.
 
-The numbers of a quantized matrix become `scale · integer + minimum` in registers, as
-`QuantizedMatrix.values` expands them: the product is exact, so one rounding is left.
+A vector holds the same word of W outputs, from which their numbers are taken one after
+the other. The integers of a quantized matrix become `scale · integer + minimum` in
+registers, as `QuantizedMatrix.values` expands them: the product is exact, so one
+rounding is left.
 """
-
-from collections.abc import Sequence
 
 from llvmlite import ir
 
-from bpd_jax.cpu.llvm_code import (
-    FLOATS,
-    HALVES,
-    INT,
-    POINTER,
-    Repeated,
-    add_function,
-    for_each,
-    fused,
-    load_floats,
-    splat,
-)
-from bpd_jax.cpu.tile import Storage
-from bpd_jax.models.quantized import PACKED_BLOCK
+from bpd_jax.cpu.llvm_code import FLOAT, INT, POINTER, Repeated, fused, intrinsic
+from bpd_jax.cpu.tile import ARM, Storage
 
-_HALF_BLOCK = PACKED_BLOCK // 2
+WORD = ir.IntType(32)
+WORDS = WORD.as_pointer()
 
 
-def kinds_of(stored: Storage) -> list[ir.Type]:
-    """The types of the addresses of a matrix's arrays."""
-    if not stored.block:
-        return [FLOATS if stored.bits == 32 else HALVES]
-    return [POINTER] + [FLOATS] * (stored.arrays - 1)
+class StoredBlock:
+    """A block of W outputs, whose words begin at an address."""
 
+    def __init__(
+        self, b: ir.IRBuilder, stored: Storage, width: int, place: ir.Value
+    ) -> None:
+        self._stored, self._width = stored, width
+        self._words, self._floats = (ir.VectorType(x, width) for x in (WORD, FLOAT))
+        blocks = [
+            b.bitcast(self._load(b, b.gep(place, [INT(number * width)])), self._floats)
+            for number in range(stored.integers, stored.words)
+        ]
+        self._scales = blocks[:1]
+        self._minimum = blocks[1] if stored.minima else None
+        if stored.bits == 4 and width == 8:
+            # The high half of a byte stays in its place, where it is 16 times as large.
+            self._scales.append(b.fmul(blocks[0], Repeated(self._floats, 1 / 16)))
 
-def row(
-    b: ir.IRBuilder,
-    stored: Storage,
-    arrays: Sequence[ir.Value],
-    index: ir.Value,
-    length: ir.Value,
-) -> list[ir.Value]:
-    """The addresses of row `index` of a matrix with rows of `length` numbers."""
-    first = b.mul(index, length)
-    numbers, *blocks = arrays
-    if stored.block:
-        place = b.lshr(first, INT(1)) if stored.bits == 4 else first
-        in_blocks = b.sdiv(first, INT(stored.block))
-        return [b.gep(numbers, [place]), *(b.gep(of, [in_blocks]) for of in blocks)]
-    return [b.gep(numbers, [first])]
+    def number(self, b: ir.IRBuilder, place: ir.Value, part: int, j: int) -> ir.Value:
+        """Number j of each output in the word at an address.
 
+        The low and the high halves of bytes with packed integers are two parts.
+        """
+        if self._stored.bits == 32:
+            return b.bitcast(self._load(b, place), self._floats)
+        if self._stored.bits == 16:
+            # The bits of bfloat16 numbers are the high half of float32.
+            word = self._load(b, place)
+            if j:
+                high = b.and_(word, self._repeated(0xFFFF0000))
+            else:
+                high = b.shl(word, self._repeated(16))
+            return b.bitcast(high, self._floats)
+        integers = self._integers(b, place, part, j)
+        scale = self._scales[min(part, len(self._scales) - 1)]
+        if self._minimum is None:
+            return b.fmul(integers, scale)
+        fma = fused(b.module, self._width)
+        return b.call(fma, [integers, scale, self._minimum])
 
-def load(
-    b: ir.IRBuilder,
-    stored: Storage,
-    arrays: Sequence[ir.Value],
-    k: ir.Value,
-    width: int,
-) -> list[ir.Value]:
-    """Numbers k, k + 1, … of a row as vectors, `stored.step(width)` of them in all."""
-    numbers, *blocks = arrays
-    if not stored.block:
-        return [load_floats(b, b.gep(numbers, [k]), width)]
-    block = b.sdiv(k, INT(stored.block))
-    scale, *minimum = (splat(b, b.load(b.gep(of, [block])), width) for of in blocks)
-    vectors = []
-    for first in range(0, stored.block, width):
-        integers = _integers(b, stored, numbers, k, first, width)
-        floats = b.sitofp(integers, scale.type)
-        if minimum:
-            floats = b.call(fused(b.module, width), [floats, scale, *minimum])
+    def _integers(
+        self, b: ir.IRBuilder, place: ir.Value, part: int, j: int
+    ) -> ir.Value:
+        """Byte j of a word, or a half of it, as float32."""
+        packed = self._stored.bits == 4
+        if self._width == 8:
+            # An address that is j bytes higher shifts at no cost.
+            mask = 0xF0 if part else 0x0F if packed else 0xFF
+            integers = b.and_(self._load(b, place, j), self._repeated(mask))
+        elif self._width == ARM and not packed:
+            shifted = b.shl(self._load(b, place), self._repeated(24 - 8 * j))
+            integers = b.ashr(shifted, self._repeated(24))
         else:
-            floats = b.fmul(floats, scale)
-        vectors.append(floats)
-    return vectors
+            word = self._load(b, place)
+            if shift := 8 * j + 4 * part:
+                word = b.lshr(word, self._repeated(shift))
+            if packed and self._width == 16:
+                # The processor takes the last 4 bits of an index.
+                table = ir.Constant(self._floats, [float(i) for i in range(16)])
+                kinds = [self._floats, self._words]
+                name = "llvm.x86.avx512.permvar.sf.512"
+                choose = intrinsic(b.module, name, self._floats, kinds)
+                return b.call(choose, [table, word])
+            integers = b.and_(word, self._repeated(0x0F if packed else 0xFF))
+        if self._stored.offset:
+            integers = b.sub(integers, self._repeated(self._stored.offset))
+        return b.sitofp(integers, self._floats)
 
+    def _load(self, b: ir.IRBuilder, place: ir.Value, skipped: int = 0) -> ir.Value:
+        """The word of each output at an address, after some bytes."""
+        if skipped:
+            place = b.gep(b.bitcast(place, POINTER), [INT(skipped)])
+        loaded = b.load(b.bitcast(place, self._words.as_pointer()))
+        loaded.align = 1 if skipped else 4
+        return loaded
 
-def _integers(
-    b: ir.IRBuilder,
-    stored: Storage,
-    numbers: ir.Value,
-    k: ir.Value,
-    first: int,
-    width: int,
-) -> ir.Value:
-    """The integers from `first` on of the block at k, 32 bits each."""
-    words = ir.VectorType(ir.IntType(32), width)
-    place = b.add(k, INT(first))
-    if stored.bits == 4:
-        place = b.add(b.lshr(k, INT(1)), INT(first % _HALF_BLOCK))
-    kind = ir.VectorType(ir.IntType(8), width).as_pointer()
-    loaded = b.load(b.bitcast(b.gep(numbers, [place]), kind))
-    loaded.align = 1
-    if stored.bits == 8:
-        return b.sext(loaded, words)
-    wide = b.zext(loaded, words)
-    if first < _HALF_BLOCK:
-        return b.and_(wide, Repeated(words, 15))
-    return b.lshr(wide, Repeated(words, 4))
-
-
-def expansion(module: ir.Module, stored: Storage, width: int) -> ir.Function:
-    """Writes a row as float32. Arguments: its arrays, the result, its length."""
-    name = "expansion"
-    if name in module.globals:
-        return module.globals[name]
-    function, b = add_function(module, name, [*kinds_of(stored), FLOATS, INT])
-    *arrays, result, length = function.args
-
-    def block(k: ir.Value) -> None:
-        for number, vector in enumerate(load(b, stored, arrays, k, width)):
-            place = b.gep(result, [b.add(k, INT(number * width))])
-            b.store(vector, b.bitcast(place, vector.type.as_pointer())).align = 4
-
-    for_each(b, INT(0), length, stored.step(width), block)
-    b.ret_void()
-    return function
+    def _repeated(self, word: int) -> Repeated:
+        return Repeated(self._words, word)

@@ -17,6 +17,9 @@ from typing import Any
 ARM = 4
 """The width of ARM's vectors."""
 
+GROUPS = 4
+"""Vectors of outputs that a chunk of a product has at least, for any processor."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
@@ -24,8 +27,8 @@ class Tile:
 
     Attributes:
       width: W, number of elements of a vector register.
-      outputs: number of rows of the matrix, or of vectors of slots; a power of two.
-      rows: number of rows of x, or of queries.
+      outputs: vectors of slots that attention reads at once; a power of two.
+      rows: queries that attend to them at once.
     """
 
     width: int
@@ -35,28 +38,45 @@ class Tile:
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """How the numbers of a matrix lie in memory, row by row.
+    """How the numbers of an output lie in words of 32 bits, block by block.
+
+    The integers of a block are followed by its scale and its minimum, in float32.
 
     Attributes:
-      bits: 32 for float32, 16 for bfloat16; 8 and 4 for a `QuantizedMatrix`.
-      block: numbers of a block with one scale; 0 for floating-point numbers.
+      bits: 32 for float32, 16 for bfloat16, 8 and 4 for quantized numbers.
+      block: numbers of a block; of floating-point numbers those of a word.
+      offset: what is subtracted from unsigned integers: 0 or 128.
       minima: whether blocks have minima.
     """
 
     bits: int = 32
-    block: int = 0
+    block: int = 1
+    offset: int = 0
     minima: bool = False
 
     @property
-    def arrays(self) -> int:
-        return 1 + bool(self.block) + self.minima
+    def integers(self) -> int:
+        """Words of the numbers of a block."""
+        return self.block * self.bits // 32
 
-    def step(self, width: int) -> int:
-        """Numbers that are read at once into vectors of `width`."""
-        return self.block or width
+    @property
+    def scaled(self) -> bool:
+        return self.bits < 16
 
-    def nbytes(self, numbers: int) -> int:
-        return numbers * self.bits // 8
+    @property
+    def words(self) -> int:
+        """Words of a block."""
+        return self.integers + self.scaled + self.minima
+
+    @property
+    def parts(self) -> int:
+        """2 if the high halves of bytes hold the second half of a block."""
+        return 2 if self.bits == 4 else 1
+
+    @property
+    def numbers(self) -> int:
+        """Consecutive numbers of a part in a word."""
+        return min(4, 32 // self.bits)
 
 
 # What each value of the flag adds to the one before it: beginnings of LLVM's names.

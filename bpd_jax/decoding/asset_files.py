@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bpd_jax.base.errors import UserError, naming
+from bpd_jax.base.typing import Params
 from bpd_jax.data.tokenizer import Tokenizer
 from bpd_jax.decoding.loaded_model import LanguageModel
 from bpd_jax.decoding.loading import load_model
@@ -96,7 +97,7 @@ def load_assets(
         functions = DrafterFunctions(config.drafter.resolve(config.trunk), config.trunk)
         softmax = softmax_rows(config, params, None)
         drafter = with_softmax(params["drafter"], softmax, None)
-        drafter = decoding_layout(drafter, loaded.model.mesh, exact=False)
+        drafter = _for_drafting(loaded, drafter)
         assets["drafter"] = AttachedDrafter.of(functions, drafter)
     accuracies = loaded.accuracies
     if (tuning := find_tuning(loaded)) is not None:
@@ -168,14 +169,20 @@ def _load_asset(loaded: LanguageModel, name: str, path: str) -> NGramModel | obj
         functions, params = attach_drafter(
             config, loaded.params, drafter, name=loaded.name, base=loaded.fingerprint
         )
-        params = decoding_layout(params, loaded.model.mesh, exact=False)
+        params = _for_drafting(loaded, params)
         return AttachedDrafter.of(functions, params)
     if name == "eagle":
         read = other_formats().import_eagle
         eagle, weights = read(path, config, loaded.params, loaded.name)
-        weights = decoding_layout(weights, loaded.model.mesh, exact=False)
+        weights = _for_drafting(loaded, weights)
         return AttachedEagle(eagle, weights)
     return load_refiner(path)
+
+
+def _for_drafting(loaded: LanguageModel, params: Params) -> Params:
+    """The parameters of a drafter as the devices of the model read them."""
+    dtype, mesh = loaded.config.trunk.dtype, loaded.model.mesh
+    return decoding_layout(params, dtype, mesh, exact=False)
 
 
 def _load_small(path: str, tokenizer: Tokenizer, name: str) -> Model:

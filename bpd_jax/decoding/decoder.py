@@ -32,7 +32,7 @@ from bpd_jax.drafting.sources.heads import Heads
 from bpd_jax.drafting.sources.lookup import Lookup
 from bpd_jax.models.device_ops import on_cpu
 from bpd_jax.models.model import Model
-from bpd_jax.models.quantized import is_quantized
+from bpd_jax.models.products import is_stored
 from bpd_jax.models.transformer_config import INT8
 from bpd_jax.ngrams.model import NGramModel
 
@@ -149,8 +149,9 @@ class Decoder:
             return _ACCELERATOR_SIZES
         if self.model.precision == INT8:
             return _INTEGER_SIZES
-        leaves = jax.tree.leaves(self.model.params, is_leaf=is_quantized)
-        return _STORED_SIZES if any(map(is_quantized, leaves)) else _CPU_SIZES
+        leaves = jax.tree.leaves(self.model.params, is_leaf=is_stored)
+        quantized = any(is_stored(leaf) and leaf.is_quantized for leaf in leaves)
+        return _STORED_SIZES if quantized else _CPU_SIZES
 
     def label(self, method: Method) -> str:
         """The display name of a method."""

@@ -72,12 +72,14 @@ def prepared(
     if integers:
         params["trunk"] = ops.integer_layout(params["trunk"])
     else:
-        params["trunk"] = decoding_layout(params["trunk"], mesh)
+        params["trunk"] = decoding_layout(params["trunk"], trunk.dtype, mesh)
     if mesh is None and has_tensor_cores(first_device(None)):
         params["trunk"] = in_kernel(params["trunk"])
     heads = config.heads
     if heads is not None and heads.has_softmax and not heads.own_softmax:
-        params["heads"] = decoding_layout(params["heads"], mesh, exact=False)
+        params["heads"] = decoding_layout(
+            params["heads"], trunk.dtype, mesh, exact=False
+        )
     return dataclasses.replace(config, trunk=trunk), params, of_cache
 
 
@@ -108,7 +110,7 @@ def check_precision(
 
 
 def decoding_layout(
-    params: Params, mesh: Mesh | None = None, *, exact: bool = True
+    params: Params, dtype: str, mesh: Mesh | None = None, *, exact: bool = True
 ) -> Params:
     """The parameters of a trunk, block drafter or heads as this device reads them.
 
@@ -116,7 +118,7 @@ def decoding_layout(
     """
     if mesh is not None:
         return params
-    return device_ops.current().layout(params, exact=exact)
+    return device_ops.current().layout(params, dtype, exact=exact)
 
 
 def _cast(params: Params, dtype: str) -> Params:

@@ -187,10 +187,11 @@ class DeviceOps:
 
     # ---- A model made ready for decoding; see `decoding_parameters` ----
 
-    def layout(self, params: Params, *, exact: bool) -> Params:
+    def layout(self, params: Params, dtype: str, *, exact: bool) -> Params:
         """Parameters on one device, stored as it reads them fastest.
 
-        `exact` is whether the results of products must stay the same.
+        `dtype` is that of activations, `exact` whether the results of products must
+        stay the same.
         """
         return params
 

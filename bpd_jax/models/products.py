@@ -46,6 +46,9 @@ class StoredMatrix(abc.ABC):
     rounds_operands = False
     """Whether products round the other operand to 8 bits."""
 
+    is_quantized = True
+    """Whether numbers are in blocks of integers with a scale."""
+
     @property
     @abc.abstractmethod
     def shape(self) -> tuple[int, int]:
@@ -61,8 +64,11 @@ class StoredMatrix(abc.ABC):
         """Products with all rows, in float32 or `dtype`, that of activations."""
 
     @abc.abstractmethod
-    def rows(self, ids: Any) -> "StoredMatrix":
-        """The matrix of some rows: `[n]` ids, and of some kinds a slice."""
+    def rows(self, ids: Any) -> Any:
+        """The matrix of some rows: `[n]` ids, and of some kinds a slice.
+
+        It is stored in a similar way; of floating-point numbers it is an array.
+        """
 
     @abc.abstractmethod
     def values(self, dtype: str = "float32") -> Float[Array, "O I"]:

@@ -17,11 +17,10 @@ from bpd_jax.cpu import (
     attention_kernel,
     integer_kernel,
     ordered_functions,
-    row_kernel,
     tile,
 )
-from bpd_jax.cpu.integer_kernel import integer_rows, tiled
 from bpd_jax.cpu.tile import ARM, Tile
+from bpd_jax.cpu.tiled_matrix import tiled, times_tiled
 from bpd_jax.models.cache import BITS
 from bpd_jax.models.layers import ACTIVATIONS
 from tests.cpu.integer_kernel_test import STORAGES, quantized, rounded
@@ -162,7 +161,7 @@ def on_arm(run, monkeypatch):
         return call
 
     monkeypatch.setattr(jax.ffi, "ffi_call", ffi_call)
-    for module in (attention_kernel, ordered_functions, row_kernel):
+    for module in (attention_kernel, ordered_functions):
         monkeypatch.setattr(module, "tile_of_processor", lambda: TILE)
 
 
@@ -178,30 +177,28 @@ def test_products_of_integers(storage):
         x = normal(rows, length)
         x[0, :32] = 0
         matrix = quantized(*storage, length, outputs)
-        tiles = tiled(matrix, ARM)
-        product = integer_rows(x, tiles)
+        tiles = tiled(matrix, ARM, rounds_operands=True)
+        product = times_tiled(x, tiles)
         exact = rounded(x, block) @ np.asarray(matrix.values(), np.float64).T
         assert np.abs(product - exact).max() <= 1e-6 * np.abs(exact).max()
-        np.testing.assert_array_equal(integer_rows(x[-1:], tiles), product[-1:])
+        np.testing.assert_array_equal(times_tiled(x[-1:], tiles), product[-1:])
         ends = [0, outputs - 1]
         np.testing.assert_array_equal(tiles[np.array(ends)], matrix.values()[ends])
 
 
 @pytest.mark.usefixtures("on_arm")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "quantized"])
-def test_products_of_few_rows(dtype):
-    for rows, outputs in ((1, 3), (7, 41)):
-        x, matrix = normal(rows, 64), quantized(4, 32, "minima", 64, outputs)
-        if dtype != "quantized":
-            matrix = jnp.asarray(normal(outputs, 64), dtype)
-        values = matrix.values() if dtype == "quantized" else matrix
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", *STORAGES], ids=str)
+def test_products_of_floating_point_numbers(dtype):
+    for rows, outputs in ((1, 3), (7, 41), (11, 5)):
+        x = normal(rows, 64)
+        if isinstance(dtype, str):
+            values = matrix = np.asarray(jnp.asarray(normal(outputs, 64), dtype))
+        else:
+            matrix = quantized(*dtype, 64, outputs)
+            values = matrix.values()
         wanted = x @ np.asarray(values, np.float32).T
-        got = row_kernel.rows_times_matrix(x, matrix)
+        got = times_tiled(x, tiled(matrix, ARM))
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(
-        row_kernel.expanded(quantized(8, 16, "", 64, 9)),
-        quantized(8, 16, "", 64, 9).values(),
-    )
 
 
 @pytest.mark.usefixtures("on_arm")

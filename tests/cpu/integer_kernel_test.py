@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bpd_jax.cpu.integer_kernel import integer_rows, tiled
+from bpd_jax.cpu.tiled_matrix import tiled, times_tiled
 from bpd_jax.models.quantized import QuantizedMatrix, pack
 
 pytestmark = pytest.mark.usefixtures("instructions")
@@ -44,13 +44,13 @@ STORAGES = [(4, 32, "minima"), (8, 32, ""), (8, 32, "minima"), (8, 16, "")]
 
 @pytest.mark.parametrize("storage", STORAGES, ids=str)
 def test_products_are_those_of_rounded_rows_alone_and_together(storage):
-    multiply = jax.jit(integer_rows)
+    multiply = jax.jit(times_tiled)
     # Tiles of rows and remainders; groups of outputs and remainders; several chunks.
     for rows, length, outputs in ((1, 32, 1), (6, 96, 37), (19, 576, 1203)):
         x = np.random.default_rng(1).normal(size=(rows, length)).astype(np.float32)
         x[0, :32] = 0
         matrix = quantized(*storage, length, outputs)
-        tiles = tiled(matrix)
+        tiles = tiled(matrix, rounds_operands=True)
         product = np.asarray(multiply(x, tiles))
         exact = rounded(x, storage[1]) @ np.asarray(matrix.values(), np.float64).T
         assert np.abs(product - exact).max() <= 1e-6 * np.abs(exact).max()
@@ -62,5 +62,6 @@ def test_products_are_those_of_rounded_rows_alone_and_together(storage):
 
 def test_infinities_are_not_hidden():
     x = jnp.ones((1, 32)).at[0, 3].set(jnp.inf)
-    product = integer_rows(x, tiled(quantized(8, 32, "", 32, 3)))
+    matrix = quantized(8, 32, "", 32, 3)
+    product = times_tiled(x, tiled(matrix, rounds_operands=True))
     assert not np.isfinite(product).any()

@@ -97,7 +97,7 @@ def rounded_model(model, mesh=None, *, integer_products=False):
         params = {**model.params, "trunk": ops.integer_layout(trunk)}
         dtype = ops.cache_dtype("int8", width)
         return dataclasses.replace(model, params=params, cache_dtype=dtype)
-    trunk = decoding_layout(trunk, mesh)
+    trunk = decoding_layout(trunk, model.config.trunk.dtype, mesh)
     return model.with_params({**model.params, "trunk": trunk})
 
 

@@ -16,18 +16,16 @@ import functools, json, sys
 import jax, jax.numpy as jnp, numpy as np
 from bpd_jax.base import compiled
 from bpd_jax.base.compiled import forget_compiled, keep_compiled
-from bpd_jax.cpu import row_kernel
 from bpd_jax.cpu.tile import tile_of_processor
+from bpd_jax.cpu.tiled_matrix import tiled, times_tiled
 from bpd_jax.models.model import Model
 from bpd_jax.models.programs import Program
 
-traced = []
+traced, has_kernel = [], tile_of_processor() is not None
 
 def step(matrix, scale, state, count):
     traced.append(state.shape)
-    product = lambda x, m: x @ m.T
-    if tile_of_processor() is not None:
-        product = row_kernel.rows_times_matrix
+    product = times_tiled if has_kernel else lambda x, m: x @ m.T
     return product(state, matrix.params) * scale + count
 
 program = Program(
@@ -35,7 +33,8 @@ program = Program(
 )
 compiled.LEAST_SECONDS_WHOLE = 0.0
 keep_compiled()
-matrix = Model(None, jnp.asarray(np.arange(256.0).reshape(16, 16), jnp.float32))
+numbers = np.arange(256.0, dtype=np.float32).reshape(16, 16)
+matrix = Model(None, tiled(numbers) if has_kernel else jnp.asarray(numbers))
 results = []
 for rows, scale in ((2, 1.0), (2, 3.0), (2, 1.0), (5, 1.0)):
     state = jnp.ones((rows, 16)) * rows
