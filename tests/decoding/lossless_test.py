@@ -7,11 +7,13 @@ and on eight. `METHODS` lists the methods for all tests.
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import numpy as np
 import pytest
 
+from bpd_jax.base.errors import UserError
 from bpd_jax.decoding import decode_loop, generate
 from bpd_jax.decoding.aliases import ALIASES
 from bpd_jax.decoding.compare import differences, first_difference
@@ -31,56 +33,100 @@ from tests.decoding.random_models import (
     sharded_model,
 )
 
-# Each with the smallest sizes at which it could go wrong.
+# A factor of `CASES`: what drafts, refines and searches, with the smallest sizes at
+# which it could go wrong, and how drafts are verified.
+SOURCES = ["heads", "block:3", "eagle:3", "draft_model:3"]
+REFINERS = ["", "+markov", "+ngram", "+neural"]
+SEARCHES = [
+    "greedy",
+    "chains:2",
+    "beam:2",
+    "best:3",
+    "static:6",
+    "tree:6:min_prob=0.05",
+    "cover:3",
+    "oracle",
+]
+LAYOUTS = {
+    "trees": {"verification": TREE, "batch_size": 5},
+    "chains": {"verification": BATCHED, "batch_size": 5},
+    "drawn trees": {"verification": TREE, "batch_size": 5, "temperature": 0.9},
+    "drawn chains": {"verification": BATCHED, "batch_size": 1, "temperature": 0.9},
+}
+INSTRUCTIONS = ["avx2", "avx512", "no kernels"]
+
+# Complete methods, and further settings of parts.
 DISTINCT = [
-    "bpd",
     "zero_gram:3:lookup=4",
-    "ngram:7:search=best:alpha=0.5",
     "ngram_device:3:adaptive=1",
     "ngram_viterbi:4",
     "ngram_fst:2",
-    "medusa:8",
     "medusa_neural:5:order=block",
     "prompt_lookup:4",
     "lookahead:3:order=3",
     "draft_model:2:drafts=2",
-    "oracle",
-    "markov:2",
     "heads+ngram+neural:mode=parallel/best:3",
     "heads:3:k=2+neural+ngram:adaptive=1/beam:2+lookup:3",
-    "draft_model:3+neural/tree:24:min_prob=0.02",
-    "heads+ngram/cover:3",
-    # Those of a block drafter have its forms in turn.
-    "block/oracle",
-    "block:3+neural/tree:6:min_prob=0.05+lookup:4",
     "block+markov/tree:6:price=1.2",
-    "block+ngram/best:3",
     "block+markov+ngram/best:3",
-    "eagle:3+neural/tree:8+lookup:5",
 ]
 # Methods whose parts are covered by others.
 ALIKE = [
     "bpd:heads=2",
-    "zero_gram:4",
     "zero_gram:6:search=best",
-    "ngram:3",
     "ngram:1:search=greedy",
+    "ngram:7:search=best:alpha=0.5",
     "ngram_device:2:slope=0.5",
+    "medusa:8",
     "medusa_ngram:6:search=static",
-    "neural:2",
     "neural:2:lookup=6",
     "neural:2:mode=parallel",
     "neural_ngram:2",
-    "medusa_neural:5",
-    "draft_model:3",
-    "eagle:3",
-    "heads+ngram/chains:2",
+    "markov:2",
+    "draft_model:3+neural/tree:24:min_prob=0.02",
     "heads+ngram:adaptive=1+neural/static:6:order=block",
-    "block/greedy",
     "block+ngram/best:2:engine=viterbi",
+    "block:3+neural/tree:6:min_prob=0.05+lookup:4",
     "block:3/cover:2+lookup:3",
+    "eagle:3+neural/tree:8+lookup:5",
 ]
-METHODS = [*DISTINCT, *ALIKE]
+
+
+def composed(source, refiner, search, *_):
+    """The name of a method; None if its parts do not fit."""
+    name = f"{source}{refiner}/{search}"
+    # Building the search refuses what the text of a method does not show.
+    finite = refiner != "+neural" and source in ("heads", "block:3")
+    if (search == "oracle" and refiner) or (search.startswith("cover") and not finite):
+        return None
+    try:
+        parse_method(name)
+    except UserError:
+        return None
+    return name
+
+
+def pairwise(*factors, possible):
+    """Few of the possible cases, with every possible pair of values of two factors."""
+
+    def pairs(case):
+        return set(itertools.combinations(enumerate(case), 2))
+
+    cases = [case for case in itertools.product(*factors) if possible(*case)]
+    missing, chosen = set().union(*map(pairs, cases)), []
+    while missing:
+        chosen.append(max(cases, key=lambda case: len(missing & pairs(case))))
+        missing -= pairs(chosen[-1])
+    return chosen
+
+
+CASES = [
+    (composed(*case), *case[3:])
+    for case in pairwise(
+        *(SOURCES, REFINERS, SEARCHES, LAYOUTS, INSTRUCTIONS), possible=composed
+    )
+]
+METHODS = [*dict.fromkeys([*(name for name, *_ in CASES), *DISTINCT, *ALIKE])]
 # The forms of block drafters: ours, DFlash2, DSpark, and one with a
 # confidence head that decoding uses and no window. For the last one `markov` is the
 # refiner of the heads, which are as many.
@@ -167,17 +213,22 @@ def check(decoder, name, prompts, options):
     return tokens, sum(g.serial_calls for g in outputs)
 
 
-def check_all(make_decoder, name, examples, *, forms=1, **options):
-    """Checks random models, prompts and lengths, with drafters of one or all forms."""
+def check_all(make_decoder, name, examples=2, *, forms=1, **options):
+    """Checks random models, prompts and lengths, with drafters of one or all forms.
+
+    Models of a form share their compiled programs.
+    """
     if name.startswith("ngram_fst"):
         pytest.importorskip("pynini")
     first = METHODS.index(name) if name in METHODS else 0
-    step = len(DRAFTERS) + 1 - forms
+    step = 1 if forms > 1 else len(DRAFTERS)
     some = False
     for index in range(examples + 8):
         seed = first + index * step
         rng = np.random.default_rng(seed)
-        lengths = rng.integers(1, 25, 5)
+        # Prompts that are decoded alone are read by one program if they are alike.
+        least = 17 if options.get("batch_size") == 1 else 1
+        lengths = rng.integers(least, 25, 5)
         prompts = [rng.integers(0, 14, n).astype(np.int32) for n in lengths]
         fields = {"max_new_tokens": 16, "end_of_text": 0, "seed": seed, **options}
         tokens, serial = check(
@@ -190,31 +241,44 @@ def check_all(make_decoder, name, examples, *, forms=1, **options):
     raise AssertionError("no drafted token was accepted")
 
 
+@pytest.mark.parametrize("name, layout, instructions", CASES, indirect=["instructions"])
+def test_every_pair_of_parts_layouts_and_instructions(make_decoder, name, layout):
+    check_all(make_decoder, name, **LAYOUTS[layout])
+
+
+def test_cases_have_every_pair():
+    assert len(CASES) < 1.3 * len(SOURCES) * len(SEARCHES)
+    names = {name for name, *_ in CASES}
+    assert all(
+        any(name.startswith(source) and f"/{search}" in name for name in names)
+        for source, search in itertools.product(SOURCES, SEARCHES)
+        if composed(source, "", search)
+    )
+    pairs = set(itertools.product(LAYOUTS, INSTRUCTIONS))
+    assert pairs == {tuple(rest) for _, *rest in CASES}
+
+
 @pytest.mark.parametrize(
     "name", [*DISTINCT, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ALIKE)]
 )
+@pytest.mark.instructions("avx2")
 def test_trees_in_a_batch(make_decoder, name):
-    check_all(make_decoder, name, 3, batch_size=5)
+    check_all(make_decoder, name, batch_size=5)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"verification": TREE, "batch_size": 1},
-        {"verification": BATCHED, "batch_size": 1, "temperature": 0.9},
-        {"verification": BATCHED, "batch_size": 5},
-        {"verification": TREE, "batch_size": 5, "temperature": 0.9},
-    ],
-    ids=lambda options: "-".join(map(str, options.values())),
-)
-def test_other_layouts(make_decoder, name, options):
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.instructions("avx2")
+def test_other_layouts(make_decoder, name, layout):
+    options = LAYOUTS[layout]
     check_all(make_decoder, name, len(DRAFTERS), forms=len(DRAFTERS), **options)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.instructions("avx2")
 @pytest.mark.parametrize("name", ["ngram_device:3:adaptive=1", "block+ngram/best:3"])
-def test_chains_sampled_alone(make_decoder, name):
+def test_filtered_chains_drawn_alone(make_decoder, name):
     options = {"verification": BATCHED, "temperature": 0.9, "top_k": 9}
     check_all(make_decoder, name, 3, batch_size=1, **options)
 
@@ -264,6 +328,7 @@ OTHER_MODELS = {
 }
 
 
+@pytest.mark.instructions("avx2")
 @pytest.mark.parametrize(
     "fields, name, devices", OTHER_MODELS.values(), ids=OTHER_MODELS
 )
@@ -300,6 +365,7 @@ def sharded(make_decoder):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.instructions("avx2")
 @pytest.mark.parametrize("name", METHODS)
 def test_eight_devices(make_decoder, name):
     """A few methods on eight devices are always in `meshes_test.py`."""
@@ -319,6 +385,7 @@ REMEMBERING = [
 ]
 
 
+@pytest.mark.instructions("avx2")
 @pytest.mark.parametrize("devices", [1, pytest.param(8, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(
     "name",
@@ -353,6 +420,7 @@ def test_drafts_do_not_depend_on_the_columns_that_are_read(
     assert_same(parts, whole, "output_ids", "accepted", "proposed")
 
 
+@pytest.mark.instructions("avx2")
 def test_drawn_texts_do_not_depend_on_batch_layout_or_devices(make_decoder):
     """Speculative sampling: texts depend on seed, prompt and method only."""
     prompts = [np.arange(1, n, dtype=np.int32) for n in (4, 9, 2, 14, 6)]
@@ -374,6 +442,7 @@ def test_drawn_texts_do_not_depend_on_batch_layout_or_devices(make_decoder):
     assert sum(g.serial_calls for g in outputs[0]) < 5 * 12
 
 
+@pytest.mark.instructions("avx2")
 def test_bfloat16_texts_are_compared_and_their_differences_explained(make_decoder):
     """In bfloat16 drafts may change the text, where two tokens are nearly as likely.
 
