@@ -8,9 +8,11 @@ computes them again and compares the page with them.
 """
 
 import pathlib
-import sys
 from collections.abc import Iterator
 
+from absl import flags
+
+from bpd_jax.base import cli
 from bpd_jax.studies.claims import (
     AGREES,
     BY_CONSTRUCTION,
@@ -41,6 +43,8 @@ from experiments.claim_measures import (
     weak_headroom,
     weight_trend,
 )
+
+WRITE = flags.DEFINE_bool("write", False, "Put the table into docs/reproduction.md.")
 
 _HERE = pathlib.Path(__file__).parent
 PAGE = _HERE.parent / "docs" / "reproduction.md"
@@ -338,9 +342,14 @@ def with_table(page: str, made: str) -> str:
     return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Prints the table, or writes it."""
     made = table()
-    if sys.argv[1:] == ["--write"]:
+    if WRITE.value:
         PAGE.write_text(with_table(PAGE.read_text(), made))
     else:
         print(made)
+
+
+if __name__ == "__main__":
+    cli.run(main)
