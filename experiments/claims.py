@@ -1,18 +1,12 @@
 """The claims of the paper and its rebuttal, and the table of their verdicts.
 
-    python -m experiments.claims            prints the table of docs/reproduction.md
-    python -m experiments.claims --write    puts it there
-
-Verdicts follow from committed records by the rule of `bpd_jax.studies.claims`; a test
+`python -m experiments.verdicts --write` puts it into docs/reproduction.md. Verdicts follow from committed records by the rule of `bpd_jax.studies.claims`; a test
 computes them again and compares the page with them.
 """
 
 import pathlib
 from collections.abc import Iterator
 
-from absl import flags
-
-from bpd_jax.base import cli
 from bpd_jax.studies.claims import (
     AGREES,
     BY_CONSTRUCTION,
@@ -43,8 +37,6 @@ from experiments.claim_measures import (
     weak_headroom,
     weight_trend,
 )
-
-WRITE = flags.DEFINE_bool("write", False, "Put the table into docs/reproduction.md.")
 
 _HERE = pathlib.Path(__file__).parent
 PAGE = _HERE.parent / "docs" / "reproduction.md"
@@ -340,16 +332,3 @@ def with_table(page: str, made: str) -> str:
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
-
-
-def main() -> None:
-    """Prints the table, or writes it."""
-    made = table()
-    if WRITE.value:
-        PAGE.write_text(with_table(PAGE.read_text(), made))
-    else:
-        print(made)
-
-
-if __name__ == "__main__":
-    cli.run(main)
