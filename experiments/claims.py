@@ -1,7 +1,8 @@
 """The claims of the paper and its rebuttal, and the table of their verdicts.
 
-`python -m experiments.verdicts --write` puts it into docs/reproduction.md. Verdicts follow from committed records by the rule of `bpd_jax.studies.claims`; a test
-computes them again and compares the page with them.
+`python -m experiments.verdicts --write` puts it into docs/reproduction.md. Verdicts
+follow from committed records by the rule of `bpd_jax.studies.claims`; a test computes
+them again and compares the page with them.
 """
 
 import pathlib
