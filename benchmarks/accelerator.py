@@ -26,7 +26,7 @@ is wrong, a text differs, or a job fails for another reason.
 `--split_weights=FOLDER` writes the file of SmolLM2 in parts, which `--weights=FOLDER`
 reads on a machine without a network; without the flag, parts in the folders `weights`
 here and beside this folder are used. `--tables` writes the tables of
-docs/accelerators.md from the results.
+docs/measured.md from the results.
 """
 
 import importlib

@@ -7,7 +7,7 @@
 The accelerator's own compiler, libtpu or XLA's for CUDA, gives the memory of a core or
 GPU; the model's sizes and the chip's peak figures give a lower bound of the time. It
 needs neither the accelerator nor a network: `make tpu-compile` and `make gpu-compile`
-set up an environment and compile the paper's setting. docs/tpu.md explains the table.
+set up an environment and compile the paper's setting. docs/tpu.md explains the figures.
 """
 
 import dataclasses

@@ -16,7 +16,7 @@ from bpd_jax.storage import files
 from bpd_jax.storage.paths import in_bucket
 
 FOLDER = pathlib.Path("benchmarks/results")
-PAGE = pathlib.Path("docs/accelerators.md")
+PAGE = pathlib.Path("docs/measured.md")
 FILE = "accelerator.jsonl"
 
 # The parts in the order in which they run, and the seconds that each may take; the last

@@ -25,7 +25,7 @@ if [ -n "$share" ] && [ ! -L runs ]; then
 fi
 
 # The image's own Python may be older, and requirements.txt has another jax for 3.12; the
-# figures of docs/tpu.md are of 3.11.
+# figures of docs/measured.md are of 3.11.
 if [ ! -x .venv/bin/python ]; then
     python3 -m pip install --quiet --user uv
     python3 -m uv venv --quiet --seed --python 3.11 .venv

@@ -56,7 +56,7 @@ def collectives(program):
 
 
 def rows_of(name, result):
-    """The rows of docs/tpu.md with a result of benchmarks.compile_all."""
+    """The rows of docs/measured.md with a result of benchmarks.compile_all."""
     programs = result.get("programs", {})
     titles = {"read texts": ", states of texts"} if len(programs) > 1 else {}
     for title, program in programs.items():
@@ -83,7 +83,7 @@ def rows_of(name, result):
 def test_the_tables_of_the_docs_are_the_record():
     record = json.loads((ROOT / "benchmarks/results/compile.json").read_text())
     assert [*record] == [*SETTINGS]
-    lines = (ROOT / "docs" / "tpu.md").read_text().splitlines()
+    lines = (ROOT / "docs" / "measured.md").read_text().splitlines()
     shown = 0
     for name, result in record.items():
         rows = [f"| {' | '.join(row)} |" for row in rows_of(name, result)]
