@@ -39,6 +39,7 @@ COMMANDS = (
     "bpd_jax.import_heads",
     "bpd_jax.export_params",
     "experiments.run",
+    "experiments.verdicts",
     "experiments.finetune.run",
     "experiments.sweeps.run",
     "experiments.launch.tpu",

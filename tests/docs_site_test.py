@@ -276,7 +276,7 @@ def test_every_command_is_in_the_reference() -> None:
     assert "| `--prompts_file` | " in page.partition("## bpd_jax.decode")[2]
     # Flags of a command, shared ones and those of settings.
     tune = flags_of("bpd_jax.tune")
-    assert {"batch_sizes", "model", "max_new_tokens", "gin_file"} <= set(tune)
+    assert {"seconds", "model", "max_new_tokens", "gin_file"} <= set(tune)
     assert "workdir" not in tune
     assert flags_of("bpd_jax.train")["dry_run"]
 
