@@ -15,7 +15,7 @@ from bpd_jax.decoding.recording import RecordedText
 from bpd_jax.storage import files
 from bpd_jax.storage.paths import local_copy
 
-_FIELDS = ("input_ids", "output_ids", "candidates", "log_probs", "entropies", "hidden")
+_FIELDS = ("input_ids", "output_ids", "candidates", "log_probs", "entropies")
 # Predictions of a block drafter, if the texts were recorded with one; the factors are
 # those of a drafter whose Markov head reads its states.
 _DRAFTER = (

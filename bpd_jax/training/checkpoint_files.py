@@ -71,7 +71,7 @@ def open_folder(folder: pathlib.Path, **options: Any) -> ocp.CheckpointManager:
     registry = ocp.type_handlers.create_type_handler_registry((jax.Array, whole))
     arrays = ocp.PyTreeCheckpointHandler
     by_number = "\\" in str(folder)
-    place = folder if in_bucket(folder) else DiskPath(folder)
+    place: Any = str(folder) if in_bucket(folder) else DiskPath(folder)
     if by_number:
         # tensorstore takes a backslash for a slash.
         folder.mkdir(parents=True, exist_ok=True)

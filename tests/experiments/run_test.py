@@ -18,6 +18,7 @@ from bpd_jax.decoding.loaded_model import Chat
 from bpd_jax.decoding.recording import padded_sizes, record_text
 from bpd_jax.models.candidates import entropy
 from bpd_jax.models.drafter_config import BlockDrafterConfig
+from bpd_jax.models.segment_attention import Segments
 from bpd_jax.ngrams.formats.load_model import load_model
 from bpd_jax.studies import run_files
 from bpd_jax.studies.measure_drafts import (
@@ -115,7 +116,10 @@ def test_head_1_has_the_entropy_of_the_draft_vocabulary(context, trained, tmp_pa
     )[0]
     slots, positions = padded_sizes([generation])
     record = record_text(decoder, generation, 4, slots=slots, positions=positions)
-    logits = loaded.model.next_token_logits(jnp.asarray(text.hidden))
+    whole = np.concatenate([text.input_ids, text.output_ids])[None, :-1]
+    places = np.arange(whole.shape[1])[None]
+    hidden, *_ = jax.jit(loaded.model.forward)(whole, places, Segments())
+    logits = loaded.model.next_token_logits(hidden[0, len(text.input_ids) - 1 :])
     expected = entropy(jax.nn.log_softmax(logits[:, tokens]))
     np.testing.assert_allclose(record.entropies[:, 0], expected, rtol=1e-4)
 
