@@ -7,17 +7,18 @@ of a text depend on no clock.
 """
 
 import dataclasses
-import math
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bpd_jax.base import progress, provenance
 from bpd_jax.base.compiled import digest, processor, read_kept, write_kept
+from bpd_jax.decoding.decode_state import DecodeState
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.generate import Task, compile_task
 from bpd_jax.decoding.methods import Method
@@ -74,28 +75,30 @@ def _measured(task: Task, prompts: Sequence[np.ndarray]) -> float | None:
         dataclasses.replace(task, drafter=dataclasses.replace(gate, price=price))
         for price in (1.0, _NEVER)
     )
-    times = [
-        [_seconds(each, prompts) for each in (always, plain)] for _ in range(_ROUNDS)
-    ]
-    # Other programs make calls longer, never shorter. NaN stays.
-    drafted, single = np.min(times, axis=0)
-    if not np.isfinite(drafted / single):
-        return None
+    state = task.prefill(
+        prompts, range(rows), task.rows(rows), task.options.max_new_tokens
+    )
+    times = []
+    for each in (always, plain) * _ROUNDS:
+        seconds = _seconds(each, state)
+        if seconds is None:
+            return None
+        times.append(seconds)
+    # Other programs make calls longer, never shorter.
+    drafted, single = min(times[::2]), min(times[1::2])
     return max(round(20 * hosts.agree(float(drafted / single))) / 20, 1.0)
 
 
-def _seconds(task: Task, prompts: Sequence[np.ndarray]) -> float:
-    """Seconds of a call after the first one; NaN if there is none."""
-    rows = range(len(prompts))
-    new_tokens = task.options.max_new_tokens
-    state = task.prefill(prompts, rows, task.rows(len(prompts)), new_tokens)
-    state = jax.block_until_ready(task.run(state, 1))
+def _seconds(task: Task, state: DecodeState) -> float | None:
+    """Seconds of a call after the first one of a state; None if there is none."""
+    # A run takes the memory of its state.
+    state = jax.block_until_ready(task.run(jax.tree.map(jnp.copy, state), 1))
     before = on_host(state.calls).max()
     start = time.perf_counter()
     state = jax.block_until_ready(task.run(state, _CALLS))
     seconds = time.perf_counter() - start
     calls = on_host(state.calls).max() - before
-    return seconds / calls if calls else math.nan
+    return seconds / calls if calls else None
 
 
 def _key(task: Task, method: Method, rows: int) -> bytes:

@@ -229,7 +229,7 @@ def _record(
 
     Returns:
       Candidates, log-probabilities and entropies; and for `record_drafter` the outputs
-      `[S, F]` of `layers` and the model's choices of the next tokens.
+      `[S, F]` of `layers` and the certain token at every position.
     """
     positions = jnp.arange(tokens.shape[0])[None]
     choices = jnp.arange(model.config.draft_vocab_size)
@@ -245,39 +245,45 @@ def _record(
         for array in (states[0], for_heads)
     )
 
+    # The text's own tokens, which may be sampled, or chosen from adjusted logits.
+    places = start + 1 + jnp.arange(count)
+    certain = tokens[jnp.minimum(places, tokens.shape[0] - 1)]
+
     def chunk_outputs(
         inputs: tuple[
-            Float[Array, "chunk D"], Float[Array, "chunk F"], Int[Array, " chunk"]
+            Float[Array, "chunk D"],
+            Float[Array, "chunk F"],
+            Int[Array, " chunk"],
+            Int[Array, " chunk"],
         ],
-    ) -> tuple[Array, Array, Array, Array]:
-        states, features, first = inputs
+    ) -> tuple[Array, Array, Array]:
+        states, features, first, anchors = inputs
         logits = model.next_token_logits(states).astype(jnp.float32)
-        chosen = logits.argmax(-1)
         drafted = logits[:, model.draft_tokens(choices)]
         of_model = entropy(jax.nn.log_softmax(drafted))[:, None]
         if model.block_size == 1:
             empty = jnp.zeros((states.shape[0], 0, width))
-            return empty.astype(jnp.int32), empty, of_model, chosen
+            return empty.astype(jnp.int32), empty, of_model
         candidates, log_probs, entropies = model.block_candidates(
             states,
             model.block_size,
             width,
-            chosen,
+            anchors,
             features,
             noise_along(model, key, first, options),
         )
         entropies = jnp.concatenate([of_model, entropies], axis=1)
-        return candidates, log_probs, entropies, chosen
+        return candidates, log_probs, entropies
 
     chunks = jax.tree.map(
         lambda array: array.reshape(count // CHUNK, CHUNK, *array.shape[1:]),
-        (hidden, for_heads, start + 1 + jnp.arange(count)),
+        (hidden, for_heads, places, certain),
     )
-    candidates, log_probs, entropies, chosen = (
+    candidates, log_probs, entropies = (
         array.reshape(count, *array.shape[2:])
         for array in jax.lax.map(chunk_outputs, chunks)
     )
-    return candidates, log_probs, entropies, for_drafter, chosen
+    return candidates, log_probs, entropies, for_drafter, certain
 
 
 def assemble(

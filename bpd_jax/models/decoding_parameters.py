@@ -27,6 +27,9 @@ from bpd_jax.models.quantized import (
 )
 from bpd_jax.models.transformer_config import INT8, TransformerConfig
 
+# The kernels of a GPU address a stack of bytes with 32-bit offsets.
+_MOST_BYTES = 2**31
+
 
 def prepared(
     config: BlockwiseConfig,
@@ -158,7 +161,21 @@ def stacked_layers(
     }
     if len(kinds) > 1:
         return trunk
+    if not in_kernel and any(map(_is_packed_array, _matrices(layers[0]))):
+        return trunk  # Only the kernel of a GPU reads stacks of these.
+    bytes_of = [x for x in jax.tree.leaves(layers[0]) if x.dtype.itemsize == 1]
+    if in_kernel and any(x.size * len(layers) >= _MOST_BYTES for x in bytes_of):
+        return trunk
     return {**rest, STACKED: jax.tree.map(_joined, *layers)}
+
+
+def _matrices(layer: Params) -> list[Any]:
+    return jax.tree.leaves(layer, is_leaf=lambda x: isinstance(x, Packed))
+
+
+def _is_packed_array(matrix: Any) -> bool:
+    """Whether it is an array `[O, I]`, as of blocks that were expanded."""
+    return isinstance(matrix, Packed) and hasattr(matrix.rows, "ndim")
 
 
 def _joined(*arrays: Any) -> Any:
