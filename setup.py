@@ -34,6 +34,8 @@ DOCS = [
 ]
 # Paths under gs://, also of Orbax.
 GCS = ["fsspec>=2026.9,<2027", "gcsfs>=2026.9,<2027"]
+# Models by their names on the Hugging Face hub.
+HUB = ["huggingface_hub>=2,<3"]
 TENSORBOARD = ["tensorboardX>=2.6.5,<3"]
 EVAL = ["rouge-score>=0.1.2,<0.2"]
 DEV = [
@@ -130,7 +132,8 @@ setup(
         "tensorboard": TENSORBOARD,
         "eval": EVAL,
         "gcs": GCS,
-        "all": DATA + FST + BEAM + TENSORBOARD + EVAL + GCS,
+        "hub": HUB,
+        "all": HUB + DATA + FST + BEAM + TENSORBOARD + EVAL + GCS,
         "cuda13": ["jax[cuda13]"],
         "tpu": ["jax[tpu]"],
         "dev": DEV,

@@ -53,7 +53,8 @@ PASSES = {
     "prefill": lambda: run_prompts.lower(MODEL, (), ROWS, None),
     "scoring": lambda: _score_targets.lower(MODEL, ROWS, np.zeros((3, 128), np.int32)),
     "recording": lambda: record.lower(
-        MODEL, jax.ShapeDtypeStruct((T,), jnp.int32), jnp.int32(0), 2, CHUNK, ()
+        *(MODEL, jax.ShapeDtypeStruct((T,), jnp.int32), jnp.int32(0), None),
+        *(2, CHUNK, (), None),
     ),
     "frozen states": lambda: read_texts.lower(
         BlockwiseLM(CONFIG), jnp.dtype("float16"), (), PARAMS, ROWS

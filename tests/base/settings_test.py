@@ -109,7 +109,7 @@ def kinds_of_settings():
 def test_every_setting_refuses_other_types_by_its_name():
     kinds = kinds_of_settings()
     assert len(kinds) > 20
-    samples = [2, "text", [2], *map(object.__new__, kinds)]
+    samples = [2, "text", [2], True, *map(object.__new__, kinds)]
     for kind in kinds:
         checks, fields = checks_of(kind), dataclasses.fields(kind)
         assert list(checks) == [field.name for field in fields], kind

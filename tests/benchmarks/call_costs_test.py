@@ -5,7 +5,7 @@ import pytest
 from benchmarks.call_costs import PassCosts, measure_drafting, measure_passes
 from bpd_jax.decoding.decoder import Decoder
 from bpd_jax.decoding.method_text import parse_method
-from bpd_jax.models.partitioning import MeshConfig, make_mesh
+from bpd_jax.models.mesh import MeshConfig, make_mesh
 from tests.decoding.random_models import make_model, make_prompts, sharded_model
 
 

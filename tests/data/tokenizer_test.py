@@ -197,7 +197,7 @@ def test_invalid_tokenizer_files_are_refused(small, tmp_path):
         path.write_bytes(data)
         with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer"):
             Tokenizer.load(path)
-    with pytest.raises(UserError, match="more than 134,217,728 bytes"):
+    with pytest.raises(UserError, match="/dev/zero is a pipe or a device"):
         Tokenizer.load("/dev/zero")
     fields = json.loads(small.to_json())
     fields["model"]["vocab"]["far"] = 4_000_000_000

@@ -115,7 +115,7 @@ def test_sizes_that_do_not_fit_are_refused(decoder):
     for method, message in (
         ("block:9/greedy", "2 to 5"),
         ("block:k=10/best:2", "only 9 tokens"),
-        ("block+markov/best:2", "needs a trained markov"),
+        ("block+markov/best:2", "needs a trained Markov refiner"),
     ):
         with pytest.raises(UserError, match=message):
             decoder.drafter(parse_method(method))

@@ -147,14 +147,15 @@ def test_refiners_of_another_model_are_refused(folder, tmp_path):
     assert load_assets(loaded).markov is None
 
 
-def test_templates_write_the_begin_token_that_encoding_omits(folder):
+def test_templates_write_their_own_begin_token(folder):
+    """Whether a text begins with it is not for `add_bos_token` to say."""
     settings = folder / "tokenizer_config.json"
     fields = json.loads(settings.read_text())
     template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
     fields |= {"add_bos_token": False, "chat_template": template}
     settings.write_text(json.dumps(fields))
     loaded = load_model(str(folder))
-    assert loaded.begin_of_text is None
+    assert loaded.begin_of_text == 0
     message = {"role": "user", "content": "w7"}
     assert loaded.chat.render([message]) == "<s>w7</s>"
 

@@ -10,6 +10,7 @@ from bpd_jax.decoding.pretrained_checkpoint import load_trunk
 from bpd_jax.formats.gguf_model import open_gguf
 from bpd_jax.models.attachments import fingerprint
 from bpd_jax.models.blockwise_config import BlockwiseConfig
+from bpd_jax.models.layers import STACKED
 from bpd_jax.models.mesh import MeshConfig
 from bpd_jax.models.products import Packed
 from bpd_jax.models.quantized import expanded, kernel_rows
@@ -228,7 +229,7 @@ def test_quantized_weights_are_shared_by_eight_devices(tiny, tmp_path, weights):
     ):
         lm = api.load(str(path), weights_dtype=weights, mesh=mesh)
         if mesh is not None:
-            mlp = lm.params["trunk"]["mlp_0"]
+            mlp = lm.params["trunk"][STACKED]["mlp"]
             kernels = mlp["input"]["kernel"], mlp["output"]["kernel"]
             sizes = [
                 (x.size, x.addressable_shards[0].data.size)

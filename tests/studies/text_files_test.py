@@ -20,7 +20,6 @@ def recorded(size):
         candidates=np.zeros((size, 2, 3), np.int32),
         log_probs=np.full((size, 2, 3), -np.inf, np.float32),
         entropies=np.ones((size, 3), np.float32),
-        hidden=np.ones((size, 8), np.float16),
     )
 
 
