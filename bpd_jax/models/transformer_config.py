@@ -183,11 +183,6 @@ class TransformerConfig(Validated):
         return self.rotary
 
     @property
-    def has_equal_layers(self) -> bool:
-        """Whether all layers compute the same function of their parameters."""
-        return self.windowed_layers is None and not self.unrotated_layers
-
-    @property
     def kv_heads(self) -> int:
         """K, number of key-value heads."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
